@@ -1,0 +1,114 @@
+"""What an engine declares to the rest of the tool. Nothing outside an adapter asks which engine it is.
+
+An adapter turns a `Plan` into a `LaunchSpec`, says what it allocates (`MemoryModel`), what it can run at all
+(`Limits`), which knobs it has and what turning one costs, and what its log means. It never starts anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from freetoken.planner.memory import Limits, MemoryModel, ResolvedSettings
+    from freetoken.planner.plan import Plan
+
+Capability = Literal["live_resize", "hit_counters", "cache_flush", "cancel", "text_only"]
+
+
+class AdapterModel(BaseModel):
+    """Base of adapter values: frozen, unknown keys rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Knob(AdapterModel):
+    """A setting that may be turned: its recipe field, and whether that needs a restart."""
+
+    name: str  # field of `recipe.model.Settings`
+    cost: Literal["live", "restart"]
+    choices: tuple[str | int | float | bool, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    changes_answers: bool = False
+
+
+class LaunchSpec(AdapterModel):
+    """How to start an engine. Written to `launch.json` before anything is spawned; holds no secret."""
+
+    argv: tuple[str, ...]
+    #: Variables added to the environment. Secrets are named in `secret_env`, never put here.
+    env: dict[str, str] = {}
+    #: Variables taken out of the environment, e.g. `PYTHONPATH` for an engine with a package of our name.
+    unset_env: tuple[str, ...] = ()
+    #: Names of variables whose values the engine needs and that are inherited at launch, never written down.
+    secret_env: tuple[str, ...] = ()
+    #: Working folder; None = the run folder.
+    cwd: str | None = None
+    host: str = "127.0.0.1"
+    port: int
+    #: Further ports that the engine takes, each checked before the start.
+    extra_ports: tuple[int, ...] = ()
+    #: Longest silence (no progress in /health, no CPU or I/O of the engine's processes) before it counts as hung.
+    stall_timeout_s: float = Field(default=600.0, gt=0)
+    ready_timeout_s: float = Field(default=3600.0, gt=0)
+    #: Seconds that each of SIGINT and SIGTERM gets before the next one.
+    grace_s: float = Field(default=10.0, ge=0)
+
+
+class Failure(AdapterModel):
+    """What a log or an error reply means: cause, ledger line, bytes, and the recipe field to change."""
+
+    kind: Literal[
+        "vram_oom", "ram_oom", "plan_floor", "kv_floor", "pin_refused", "port_taken", "bad_flag", "bad_checkpoint",
+        "unsupported", "no_gpu", "log_full", "killed", "hang", "engine_died", "unknown",
+    ]  # fmt: skip
+    cause: str  # one sentence
+    line: str | None = None  # key of the ledger line to blame
+    missing_bytes: int | None = None  # the exact overshoot where the message has it
+    field: str | None = None  # e.g. `settings.prefill_chunk_tokens`
+    hint: str | None = None
+    excerpt: str = ""  # the log line it was read from
+
+
+class EngineAdapter(ABC):
+    """One engine. Stateless; all arguments are values."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # for people
+    known_versions: ClassVar[str] = ""  # a PEP 440 range
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    knobs: ClassVar[tuple[Knob, ...]] = ()
+    #: True where the engine ships in this package and needs no environment of its own.
+    is_embedded: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def memory_model(self) -> MemoryModel:
+        """What the engine allocates."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits:
+        """What the engine can run at all."""
+
+    @abstractmethod
+    def make_launch_spec(self, plan: Plan, *, interpreter: str | None = None, engine_env: dict[str, str] | None = None,
+                         extra_args: tuple[str, ...] = (), api_key_env: str | None = None) -> LaunchSpec:  # fmt: skip
+        """The command line and environment that carry out `plan`. `interpreter` runs the engine's own environment."""
+
+    @abstractmethod
+    def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
+        """What the end of the log (or an error message) says went wrong; None where nothing is recognised."""
+
+    def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
+        """Names of the settings that differ where all of them can be turned live; None where a restart is needed.
+
+        Equal settings give an empty tuple.
+        """
+        live = {knob.name for knob in self.knobs if knob.cost == "live"}
+        before, after = old.model_dump(), new.model_dump()
+        changed = tuple(key for key in after if before[key] != after[key])
+        return changed if all(key in live for key in changed) else None

@@ -1,0 +1,1 @@
+"""Drives the API and times it. No engine internals."""

@@ -1,0 +1,1 @@
+"""A file for each command: parse, call one function, print."""

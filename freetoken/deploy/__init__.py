@@ -1,0 +1,1 @@
+"""The apply loop: plan, diff, fetch, launch, prove, classify, retry, restore, record."""

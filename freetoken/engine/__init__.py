@@ -1,0 +1,1 @@
+"""The native MoE engine on transformers' models: token ids in, token ids out."""

@@ -1,0 +1,1 @@
+"""Device kernels of the native engine."""

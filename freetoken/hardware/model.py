@@ -1,0 +1,182 @@
+"""`Hardware`: the typed description of one machine, as probed or as written in `profiles/*.yaml`.
+
+Every figure may carry a source: `measured`, `vendor` or `guessed`. A profile and a probe are the same value,
+so that `ft plan --profile NAME` and `ft plan` on the machine itself take the same path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from freetoken import units
+
+Source = Literal["measured", "vendor", "guessed"]
+
+
+def _finite(value: float) -> float:
+    if not value < float("inf"):  # NaN and infinity alike
+        raise ValueError(f"`{value}` is not a finite number")
+    return value
+
+
+ByteCount = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=0)]
+Rate = Annotated[float, AfterValidator(_finite), Field(gt=0)]
+
+
+class HardwareModel(BaseModel):
+    """Base of everything in a profile: frozen, unknown keys rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PcieLink(HardwareModel):
+    """A PCIe link: generation and lanes, now and at most."""
+
+    generation: int | None = None
+    width: int | None = None
+    max_generation: int | None = None
+    max_width: int | None = None
+
+
+class GpuHolder(HardwareModel):
+    """A process that holds VRAM now."""
+
+    pid: int
+    name: str
+    used_bytes: ByteCount
+
+
+class Gpu(HardwareModel):
+    """One GPU. `compute_capability` is `8.6` style; `None` where the vendor is not NVIDIA."""
+
+    index: int = 0
+    name: str
+    uuid: str | None = None
+    vendor: Literal["nvidia", "amd", "intel", "apple"] = "nvidia"
+    compute_capability: str | None = None
+    vram_total_bytes: ByteCount
+    vram_free_bytes: ByteCount
+    #: Free VRAM is uncertain by this much either way (a desktop, a browser); 0 when it was just read.
+    vram_free_spread_bytes: ByteCount = 0
+    pcie: PcieLink = PcieLink()
+    sm_count: int | None = None
+    is_integrated: bool = False
+    is_laptop: bool = False
+    has_display: bool = False
+    power_limit_w: float | None = None
+    holders: tuple[GpuHolder, ...] = ()
+
+
+class Cpu(HardwareModel):
+    """The CPU as this process may use it: affinity and cgroup quota already applied to `usable_cores`."""
+
+    model: str = "unknown"
+    physical_cores: int = Field(default=1, ge=1)
+    logical_cores: int = Field(default=1, ge=1)
+    #: Physical cores that affinity and the cgroup's CPU quota leave to this process.
+    usable_cores: int = Field(default=1, ge=1)
+    isa: tuple[str, ...] = ()
+    numa_nodes: int = Field(default=1, ge=1)
+
+
+class Ram(HardwareModel):
+    """Host memory. `available_bytes` is already the least of MemAvailable and what the cgroup leaves."""
+
+    total_bytes: ByteCount
+    available_bytes: ByteCount
+    cgroup_limit_bytes: ByteCount | None = None
+    swap_total_bytes: ByteCount = 0
+    swap_used_bytes: ByteCount = 0
+    tmpfs_used_bytes: ByteCount = 0
+    #: How much may be page-locked; `None` where nothing is known to limit it.
+    pinnable_bytes: ByteCount | None = None
+    #: Windows' own free memory, where WSL hides it.
+    windows_available_bytes: ByteCount | None = None
+
+
+class Disk(HardwareModel):
+    """The file system that holds the models."""
+
+    path: str | None = None
+    total_bytes: ByteCount | None = None
+    free_bytes: ByteCount
+    kind: Literal["nvme", "ssd", "hdd", "network", "unknown"] = "unknown"
+
+
+class Bandwidth(HardwareModel):
+    """How fast bytes move, in bytes per second, each with how it is known.
+
+    `h2d` is a host to device copy from pinned memory in expert-sized pieces; `dram` and `vram` are streaming
+    reads; `cpu_experts` is the CPU expert kernel's rate on host RAM. `*_overlap` were taken concurrently.
+    """
+
+    h2d_bytes_per_s: Rate | None = None
+    h2d_pageable_bytes_per_s: Rate | None = None
+    dram_bytes_per_s: Rate | None = None
+    vram_bytes_per_s: Rate | None = None
+    disk_bytes_per_s: Rate | None = None
+    cpu_experts_bytes_per_s: Rate | None = None
+    h2d_overlap_bytes_per_s: Rate | None = None
+    cpu_experts_overlap_bytes_per_s: Rate | None = None
+    sources: dict[str, Source] = {}
+    measured_at: str | None = None
+
+
+class Os(HardwareModel):
+    """Operating system and, under WSL, its version."""
+
+    name: str = "linux"
+    kernel: str | None = None
+    arch: str = "x86_64"
+    is_wsl: bool = False
+    wsl_version: str | None = None
+
+
+class Software(HardwareModel):
+    """Driver and toolchain facts that engines ask for; `None` where it is not there."""
+
+    driver: str | None = None
+    cuda_driver: str | None = None
+    cuda_toolkit: str | None = None
+    nvcc: str | None = None
+    gxx: str | None = None
+    ninja: str | None = None
+
+
+class Hardware(HardwareModel):
+    """One machine: what the planner plans for."""
+
+    name: str = "this machine"
+    description: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    cpu: Cpu = Cpu()
+    ram: Ram
+    disk: Disk
+    bandwidth: Bandwidth = Bandwidth()
+    os: Os = Os()
+    software: Software = Software()
+    #: Dotted field path -> how it is known, e.g. `{"gpus.0.vram_free_bytes": "guessed"}`; others are `default_source`.
+    sources: dict[str, Source] = {}
+    default_source: Source = "measured"
+    #: True where this was read from this very machine a moment ago.
+    is_probed: bool = False
+
+    def pick_gpu(self, choice: str | int = "auto") -> Gpu | None:
+        """The GPU that `settings.gpu` names: index, uuid, or for `auto` the fastest NVIDIA one with most VRAM free.
+
+        None when there is no GPU and `auto` was asked. Raises KeyError when a named one is not there.
+        """
+        if choice == "auto":
+            ranked = sorted(self.gpus, key=_gpu_rank, reverse=True)
+            return ranked[0] if ranked else None
+        for gpu in self.gpus:
+            if str(choice) in (str(gpu.index), gpu.uuid):
+                return gpu
+        raise KeyError(str(choice))
+
+
+def _gpu_rank(gpu: Gpu) -> tuple[Any, ...]:
+    link = (gpu.pcie.max_generation or 0) * (gpu.pcie.max_width or 0)
+    return (gpu.vendor == "nvidia", not gpu.is_integrated, gpu.vram_free_bytes >> 30, link, -gpu.index)

@@ -1,0 +1,1 @@
+"""Figures as HTML with plots. Measures nothing."""

@@ -1,0 +1,1 @@
+"""Export, import, push and pull of recipes. Starts nothing."""

@@ -1,0 +1,1 @@
+"""The one room with SQL: results in and out, ordered migrations."""

@@ -1,0 +1,1 @@
+"""Owns running engines: the keeper, process identity, logs. Knows nothing of any one engine."""

@@ -1,0 +1,1 @@
+"""Knobs to Optuna: finds the fastest setting that fits."""
