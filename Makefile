@@ -24,13 +24,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # PyTorch first. Without an NVIDIA driver its own CPU wheel index is asked, shortly and once; where that cannot be
-# reached, a version is named instead so that no resolver picks gigabytes of CUDA.
+# reached, a version is named instead so that no resolver picks gigabytes of CUDA. Other configured indexes are
+# left out of that first question: one of them could answer it with a CUDA build.
 $(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
 	@echo "installing PyTorch ($(if $(HAS_NVIDIA),CUDA,CPU) build) into $(VENV)"
 ifeq ($(HAS_NVIDIA),yes)
 	$(PIP) torch
 else
-	@$(PIP) --retries 0 --timeout 5 --index-url $(CPU_INDEX) torch 2>/dev/null \
+	@PIP_CONFIG_FILE=/dev/null PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= $(PIP) --retries 0 --timeout 5 --index-url $(CPU_INDEX) torch 2>/dev/null \
 		|| { echo "PyTorch's CPU index cannot be reached; taking the version in constraints-cpu.txt"; $(PIP) -c constraints-cpu.txt torch; }
 endif
 	@touch $@
