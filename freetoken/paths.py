@@ -8,9 +8,10 @@ user's runtime folder, whichever state folder they belong to.
 from __future__ import annotations
 
 import os
-from importlib import resources
 from pathlib import Path
 
+# Not `importlib.resources`: it costs a third of `ft --help`, and the package is never run out of a zip file.
+_PACKAGE = Path(__file__).resolve().parent
 _override: Path | None = None
 
 
@@ -75,14 +76,13 @@ def local_file() -> Path:
 
 def package_data(*parts: str) -> Path:
     """A file or folder of `freetoken/data/`, whether installed or in a checkout."""
-    return Path(str(resources.files("freetoken"))) / "data" / Path(*parts)
+    return _PACKAGE / "data" / Path(*parts)
 
 
 def shipped_dir(kind: str) -> Path:
     """`recipes` or `profiles` as shipped: inside the installed package, else beside it in a checkout."""
-    package = Path(str(resources.files("freetoken")))
-    packed = package / "data" / kind
-    return packed if packed.is_dir() else package.parent / kind
+    packed = _PACKAGE / "data" / kind
+    return packed if packed.is_dir() else _PACKAGE.parent / kind
 
 
 def search_dirs(kind: str) -> tuple[Path, ...]:

@@ -5,14 +5,14 @@ Nothing heavy is imported here: `ft --help` must answer at once.
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib import import_module
 from typing import Any
 
 import click
 
-from freetoken import __version__, paths
-from freetoken.errors import FtError
+from freetoken import __version__
+from freetoken.errors import FtError, UsageError
 
 #: Command -> (module:attribute, one sentence for `ft --help`), in the order in which a user meets them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -28,8 +28,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engine": ("freetoken.cli.engine:command", "List the engines that can be driven, and their state here."),
     "recipe": ("freetoken.cli.recipe:command", "List and show recipes, and where each value comes from."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
-    "schema": ("freetoken.cli.schema:command", "Print the JSON Schema of a recipe, profile or workload."),
+    "schema": ("freetoken.cli.schema:command", "Print the JSON Schema of a recipe, profile, workload or plan."),
     "serve": ("freetoken.cli.serve:command", "Run the native engine in the foreground."),
+    "completion": ("freetoken.cli.completion:command", "Print the script that completes `ft` in your shell."),
 }
 
 
@@ -44,6 +45,8 @@ class LazyGroup(click.Group):
         """The command `cmd_name`, imported now; None where there is none."""
         if cmd_name not in COMMANDS:
             return None
+        from importlib import import_module
+
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
@@ -54,31 +57,75 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExamples:\n  ft plan recipes/demo.yaml\n  ft apply recipes/demo.yaml",
+)
 @click.option("--state", metavar="FOLDER", help="State folder; else FT_STATE, ./state, or the user's state folder.")
 @click.version_option(__version__, prog_name="ft", message="%(prog)s %(version)s")
 def cli(state: str | None) -> None:
     """Deploy large Mixture-of-Experts models on machines too small for them, from one recipe."""
     if state is not None:
+        from freetoken import paths
+
         paths.set_state_dir(state)
 
 
 def main(argv: list[str] | None = None) -> Any:
     """Run `ft` and exit with the codes of DESIGN section 9."""
     arguments = sys.argv[1:] if argv is None else argv
+    # pydantic would scan every installed distribution for plugins at import: a tenth of `ft plan`.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         code = cli.main(args=arguments, prog_name="ft", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        _flush_stdout()
     except FtError as error:
-        from freetoken.cli.output import print_error
-
-        print_error(error, as_json="--json" in arguments)
-        sys.exit(error.exit_code)
+        code = _report(error, arguments)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        code = _report_usage(error, arguments)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        code = _report(_Interrupted("interrupted"), arguments)
     except BrokenPipeError:
-        sys.exit(1)
+        code = _close_broken_stdout()
+    except Exception as error:
+        if os.environ.get("FT_DEBUG"):
+            raise
+        code = _report(_describe_bug(error), arguments)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Interrupted(FtError):
+    exit_code = 130
+
+
+def _report(error: FtError, arguments: list[str]) -> int:
+    from freetoken.cli.output import print_error
+
+    print_error(error, as_json="--json" in arguments)
+    return error.exit_code
+
+
+def _report_usage(error: click.ClickException, arguments: list[str]) -> int:
+    from freetoken.cli.usage import describe_click_error, is_help_wanted
+
+    if is_help_wanted(error):
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
+    return _report(describe_click_error(error), arguments)
+
+
+def _describe_bug(error: Exception) -> FtError:
+    from freetoken.cli.usage import describe_bug
+
+    return describe_bug(error)
+
+
+def _flush_stdout() -> None:
+    # A pipe that broke shows itself here rather than in the interpreter's own shutdown, where nobody catches it.
+    sys.stdout.flush()
+
+
+def _close_broken_stdout() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
