@@ -127,10 +127,13 @@ def format_table(
 @contextmanager
 def progress(label: str, *, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr that takes the bytes done so far; one line a tenth where that is no terminal."""
-    if sys.stderr.isatty():
-        with _live_progress(label, total_bytes) as update:
-            yield update
-        return
+    bar = _live_progress if sys.stderr.isatty() else _plain_progress
+    with bar(label, total_bytes) as update:
+        yield update
+
+
+@contextmanager
+def _plain_progress(label: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
     seen = -1
 
     def update(done: int) -> None:

@@ -29,11 +29,9 @@ def _describe_message(error: click.ClickException, context: click.Context | None
     if isinstance(error, click.NoSuchOption):
         known = _option_names(context)
         return f"`{command}` has no option `{error.option_name}`{did_you_mean(error.option_name, known)}"
-    if (name := _missing_command_name(error)) is not None and isinstance(
-        getattr(context, "command", None), click.Group
-    ):
-        assert context is not None
-        known = context.command.list_commands(context)  # type: ignore[attr-defined]
+    name, group = _missing_command_name(error), context.command if context is not None else None
+    if name is not None and context is not None and isinstance(group, click.Group):
+        known = group.list_commands(context)
         return f"`{command}` has no command `{name}`{did_you_mean(name, known)}"
     if isinstance(error, click.MissingParameter):
         missing = error.param.get_error_hint(context) if error.param and context else "an argument"
