@@ -31,6 +31,9 @@ class TensorGroup(ShapeModel):
     format: Format = "bf16"
     #: Bytes by storage format, where the group is mixed.
     by_format: dict[str, int] = {}
+    #: Quantised matrices (fp8, nvfp4, ...) and their output rows: engines keep a scale a row where the file has one.
+    quantized_tensors: int = Field(default=0, ge=0)
+    quantized_rows: int = Field(default=0, ge=0)
 
 
 class Experts(ShapeModel):
@@ -51,6 +54,8 @@ class Experts(ShapeModel):
     has_bias: bool = False
     has_input_scale: bool = False
     is_stacked: bool = False
+    #: Weight matrices of one expert: 3 with a gate (gate, up, down), 2 without (up, down).
+    projections: int = Field(default=3, ge=2, le=3)
 
     @property
     def count(self) -> int:
@@ -71,9 +76,14 @@ class Attention(ShapeModel):
     kv_heads: int
     head_dim: int
     sliding_window: int | None = None
+    #: Heads of the sliding layers where they differ from those of the full layers (Gemma 4); None = the same.
+    sliding_kv_heads: int | None = None
+    sliding_head_dim: int | None = None
     #: MLA: bytes of the latent per token and layer (16-bit).
     latent_dim: int | None = None
     index_head_dim: int | None = None
+    #: Layers that keep an index of `index_head_dim` per token beside the latent; 0 = none.
+    index_layers: int = 0
     # gated delta net / mamba state
     linear_key_heads: int = 0
     linear_value_heads: int = 0
@@ -116,6 +126,9 @@ class ModelShape(ShapeModel):
     head: TensorGroup = TensorGroup()  # zero bytes when tied
     vision: TensorGroup = TensorGroup()
     draft: TensorGroup = TensorGroup()  # MTP layers: on disk, not loaded unless asked for
+    side_tables: TensorGroup = TensorGroup()  # per-layer embedding tables: looked up by token id, not multiplied
+    #: Stored bytes of the dense part and the shared experts of each layer, in layer order; empty where not known.
+    dense_bytes_by_layer: tuple[int, ...] = ()
     shards: tuple[Shard, ...] = ()
     file_format: Literal["safetensors", "gguf"] = "safetensors"
     #: Where this comes from.
@@ -123,13 +136,17 @@ class ModelShape(ShapeModel):
     source_note: str = ""
     #: Facts that a card could not verify, in words.
     unverified: tuple[str, ...] = ()
+    #: What a reader of the figures should know: tensors of unknown purpose, experts under another format, ...
+    notes: tuple[str, ...] = ()
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of the checkpoint on disk."""
         if self.shards:
             return sum(shard.bytes for shard in self.shards)
-        groups = (self.dense, self.shared_experts, self.embedding, self.head, self.vision, self.draft)
+        groups = (
+            self.dense, self.shared_experts, self.embedding, self.head, self.vision, self.draft, self.side_tables,
+        )  # fmt: skip
         return self.experts.bank_bytes + sum(group.bytes for group in groups)
 
     @property
@@ -138,10 +155,16 @@ class ModelShape(ShapeModel):
         return self.dense.bytes + self.shared_experts.bytes + self.embedding.bytes + self.head.bytes
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes that one token adds to the KV cache: 2 x KV heads x head dim x element bytes for each full layer."""
+        """Bytes that one token adds to the KV cache of all layers, sliding ones included.
+
+        2 x KV heads x head dim x element bytes for each full or sliding layer; the latent alone for each MLA layer,
+        and the index where a layer keeps one.
+        """
         a = self.attention
-        latent = (a.latent_dim or 0) * element_bytes * a.count("mla")
-        return 2 * a.kv_heads * a.head_dim * element_bytes * (a.count("full") + a.count("sliding")) + latent
+        full = 2 * a.kv_heads * a.head_dim * a.count("full")
+        sliding = 2 * (a.sliding_kv_heads or a.kv_heads) * (a.sliding_head_dim or a.head_dim) * a.count("sliding")
+        latent = (a.latent_dim or 0) * a.count("mla") + (a.index_head_dim or 0) * a.index_layers
+        return (full + sliding + latent) * element_bytes
 
     def state_bytes_per_sequence(self, state_bytes: int = 4, conv_bytes: int = 2) -> int:
         """Bytes of recurrent state that one sequence keeps (gated delta net: conv window + state matrix)."""
