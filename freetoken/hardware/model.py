@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from freetoken import units
 
@@ -32,12 +32,14 @@ class HardwareModel(BaseModel):
 
 
 class PcieLink(HardwareModel):
-    """A PCIe link: generation and lanes, now and at most."""
+    """A PCIe link: generation and lanes now (an idle link steps down), and at most in this slot."""
 
-    generation: int | None = None
-    width: int | None = None
-    max_generation: int | None = None
-    max_width: int | None = None
+    generation: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    max_generation: int | None = Field(default=None, ge=1)
+    max_width: int | None = Field(default=None, ge=1)
+    #: What the card could do in a better slot.
+    card_generation: int | None = Field(default=None, ge=1)
 
 
 class GpuHolder(HardwareModel):
@@ -66,7 +68,16 @@ class Gpu(HardwareModel):
     is_laptop: bool = False
     has_display: bool = False
     power_limit_w: float | None = None
+    #: What the card's limit is set to when nobody lowers it; above `power_limit_w` the card is capped.
+    power_default_w: float | None = None
     holders: tuple[GpuHolder, ...] = ()
+
+    @model_validator(mode="after")
+    def _free_is_part_of_total(self) -> Gpu:
+        if self.vram_free_bytes > self.vram_total_bytes:
+            free, total = units.format_bytes(self.vram_free_bytes), units.format_bytes(self.vram_total_bytes)
+            raise ValueError(f"`vram_free_bytes` is {free}, more than the card's {total}")
+        return self
 
 
 class Cpu(HardwareModel):
@@ -77,6 +88,13 @@ class Cpu(HardwareModel):
     logical_cores: int = Field(default=1, ge=1)
     #: Physical cores that affinity and the cgroup's CPU quota leave to this process.
     usable_cores: int = Field(default=1, ge=1)
+    #: Of a hybrid CPU: physical performance and efficiency cores; both 0 where all cores are alike.
+    performance_cores: int = Field(default=0, ge=0)
+    efficiency_cores: int = Field(default=0, ge=0)
+    #: Logical CPUs in this process's affinity mask; None where nothing narrows it.
+    affinity_cpus: int | None = Field(default=None, ge=1)
+    #: CPUs' worth of time that the tightest cgroup allows; None where there is no quota.
+    quota_cpus: float | None = Field(default=None, gt=0)
     isa: tuple[str, ...] = ()
     numa_nodes: int = Field(default=1, ge=1)
 
@@ -86,14 +104,25 @@ class Ram(HardwareModel):
 
     total_bytes: ByteCount
     available_bytes: ByteCount
+    #: The tightest memory limit of this process's cgroups, and what is in use under it.
     cgroup_limit_bytes: ByteCount | None = None
+    cgroup_used_bytes: ByteCount | None = None
     swap_total_bytes: ByteCount = 0
     swap_used_bytes: ByteCount = 0
     tmpfs_used_bytes: ByteCount = 0
     #: How much may be page-locked; `None` where nothing is known to limit it.
     pinnable_bytes: ByteCount | None = None
+    #: RLIMIT_MEMLOCK, the ceiling of `mlock` (not of CUDA's own pinning); None = unlimited.
+    memlock_bytes: ByteCount | None = None
     #: Windows' own free memory, where WSL hides it.
     windows_available_bytes: ByteCount | None = None
+
+    @model_validator(mode="after")
+    def _available_is_part_of_total(self) -> Ram:
+        if self.available_bytes > self.total_bytes:
+            available, total = units.format_bytes(self.available_bytes), units.format_bytes(self.total_bytes)
+            raise ValueError(f"`available_bytes` is {available}, more than the machine's {total}")
+        return self
 
 
 class Disk(HardwareModel):
@@ -103,6 +132,7 @@ class Disk(HardwareModel):
     total_bytes: ByteCount | None = None
     free_bytes: ByteCount
     kind: Literal["nvme", "ssd", "hdd", "network", "unknown"] = "unknown"
+    filesystem: str | None = None
 
 
 class Bandwidth(HardwareModel):
@@ -110,6 +140,7 @@ class Bandwidth(HardwareModel):
 
     `h2d` is a host to device copy from pinned memory in expert-sized pieces; `dram` and `vram` are streaming
     reads; `cpu_experts` is the CPU expert kernel's rate on host RAM. `*_overlap` were taken concurrently.
+    `piece_bytes` and `threads` are what they were taken with.
     """
 
     h2d_bytes_per_s: Rate | None = None
@@ -122,6 +153,8 @@ class Bandwidth(HardwareModel):
     cpu_experts_overlap_bytes_per_s: Rate | None = None
     sources: dict[str, Source] = {}
     measured_at: str | None = None
+    piece_bytes: ByteCount | None = None
+    threads: int | None = Field(default=None, ge=1)
 
 
 class Os(HardwareModel):
@@ -132,10 +165,15 @@ class Os(HardwareModel):
     arch: str = "x86_64"
     is_wsl: bool = False
     wsl_version: str | None = None
+    is_container: bool = False
 
 
 class Software(HardwareModel):
-    """Driver and toolchain facts that engines ask for; `None` where it is not there."""
+    """Driver and toolchain facts that engines ask for; `None` where it is not there.
+
+    `nvcc`, `gxx` and `ninja` are where the program was found (the bare name in a saved profile); the others are
+    versions. `torch_cuda` is the CUDA that our own torch was built for: None for a CPU build.
+    """
 
     driver: str | None = None
     cuda_driver: str | None = None
@@ -143,6 +181,8 @@ class Software(HardwareModel):
     nvcc: str | None = None
     gxx: str | None = None
     ninja: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
 
 
 class Hardware(HardwareModel):
@@ -162,6 +202,8 @@ class Hardware(HardwareModel):
     default_source: Source = "measured"
     #: True where this was read from this very machine a moment ago.
     is_probed: bool = False
+    #: What a person should know about this description, one sentence each: a card without a driver, a masked GPU.
+    notes: tuple[str, ...] = ()
 
     def pick_gpu(self, choice: str | int = "auto") -> Gpu | None:
         """The GPU that `settings.gpu` names: index, uuid, or for `auto` the fastest NVIDIA one with most VRAM free.
