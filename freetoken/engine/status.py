@@ -1,0 +1,122 @@
+"""What an engine tells about itself, as typed values; HTTP gives them their outward names."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from freetoken.engine.rebuild import CacheLimits
+
+if TYPE_CHECKING:
+    from freetoken.engine.scheduler import Engine
+
+
+class StatusModel(BaseModel):
+    """Base: frozen."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Hits(StatusModel):
+    """Expert lookups of decode steps since the start: found in a slot, or fetched."""
+
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    miss_bytes: int = 0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Hits / lookups; None before the first lookup."""
+        return self.hits / self.lookups if self.lookups else None
+
+
+class EngineStats(StatusModel):
+    """Counts and rates. Tokens, bytes, tok/s."""
+
+    taken_at: float
+    kv_used_tokens: int
+    kv_cached_tokens: int
+    kv_total_tokens: int
+    running: int
+    waiting: int
+    completed: int
+    cancelled: int
+    failed: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    completion_tokens_total: int
+    decode_tps: float
+    prefill_tps: float
+    vram_bytes: int
+    hits: Hits
+    memory: dict[str, int]
+    state_sequences: int
+    has_state: bool
+
+
+class CacheStatus(StatusModel):
+    """Geometry and limits of the two caches."""
+
+    state: str
+    expert_slots: int
+    experts_per_layer: int
+    moe_layers: int
+    kv_tokens: int
+    kv_bytes_per_token: int
+    slot_bytes: int
+    state_bytes_per_sequence: int
+    max_running_requests: int
+    prefix_cache: bool
+    cached_tokens: int
+    limits: CacheLimits
+
+
+def describe_stats(engine: Engine) -> EngineStats:
+    """The engine's counters, read without stopping it."""
+    meter, pool, counters = engine.meter, engine.pool, engine.loaded.experts.counters()
+    device = engine.loaded.device
+    running = engine.active_count - engine.waiting_count
+    return EngineStats(
+        taken_at=time.time(),
+        kv_used_tokens=pool.reserved_tokens,
+        kv_cached_tokens=pool.cached_tokens,
+        kv_total_tokens=pool.tokens,
+        running=running,
+        waiting=engine.waiting_count,
+        completed=meter.completed,
+        cancelled=meter.cancelled,
+        failed=meter.failed,
+        prompt_tokens_total=meter.prompt_tokens_total,
+        cached_tokens_total=meter.cached_tokens_total,
+        completion_tokens_total=meter.completion_tokens_total,
+        decode_tps=meter.decode.read(),
+        prefill_tps=meter.prefill.read(),
+        vram_bytes=int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0,
+        hits=Hits(lookups=counters.lookups, hits=counters.hits, misses=counters.misses, miss_bytes=counters.miss_bytes),
+        memory=engine.memory(),
+        state_sequences=running if pool.geometry.has_state else 0,
+        has_state=pool.geometry.has_state,
+    )
+
+
+def describe_cache(engine: Engine, limits: CacheLimits) -> CacheStatus:
+    """Sizes in force now."""
+    experts = engine.loaded.shape.experts
+    return CacheStatus(
+        state=engine.state,
+        expert_slots=engine.loaded.experts.expert_slots,
+        experts_per_layer=experts.per_layer,
+        moe_layers=experts.layers,
+        kv_tokens=engine.pool.tokens,
+        kv_bytes_per_token=engine.pool.geometry.bytes_per_token,
+        slot_bytes=engine.loaded.experts.slot_bytes,
+        state_bytes_per_sequence=engine.state_bytes_per_sequence or engine.loaded.shape.state_bytes_per_sequence(),
+        max_running_requests=engine.config.max_running_requests,
+        prefix_cache=engine.pool.can_reuse_prefixes,
+        cached_tokens=engine.pool.cached_tokens,
+        limits=limits,
+    )
