@@ -1,0 +1,434 @@
+"""The keeper: `python -m freetoken.supervisor.keeper RUN_FOLDER` owns one engine for as long as that lives.
+
+It starts the engine of `launch.json` (or adopts one whose keeper died), watches `/health`, keeps the log under its
+cap, restarts after a crash within a budget, and writes `keeper.json` and `events.jsonl`. It survives the terminal;
+SIGTERM and SIGINT are the orderly stop. When it is killed itself the engine goes on.
+
+Exit codes: 0 stopped as asked (or somebody else stopped the engine orderly), 1 failed, 3 another keeper is there.
+
+Set aside: a pipe for the log (a dead keeper would kill its engine), pydantic (four times the memory), and a thread
+per watch (one poll over a pidfd and a wake-up pipe does it, with no work while nothing happens).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from freetoken.supervisor import logs
+from freetoken.supervisor.files import EventKind, EventLog, describe_os_error, format_now, is_no_space
+from freetoken.supervisor.health import HealthLook, probe_health, read_work
+from freetoken.supervisor.launch import (
+    EVENTS_FILE,
+    KEEPER_LOCK_FILE,
+    EndKind,
+    KeeperState,
+    Launch,
+    make_base_environment,
+    read_launch,
+    read_state,
+    write_state,
+)
+from freetoken.supervisor.locks import FileLock
+from freetoken.supervisor.ports import find_listener, is_listening
+from freetoken.supervisor.process import (
+    RUN_MARKER,
+    ProcessId,
+    become_subreaper,
+    end_run,
+    find_marked,
+    find_members,
+    identify_self,
+    is_alive,
+    launch_process,
+    open_pidfd,
+    read_activity,
+    read_environment,
+)
+from freetoken.supervisor.watch import HangWatch, RestartBudget
+
+STOPPED, FAILED, ALREADY_KEPT = 0, 1, 3
+#: After `/health` says `error` an engine usually ends by itself; this long it may take.
+ERROR_LINGER_S = 15.0
+_STARTING_POLL_S, _FAST_POLL_S, _FAST_FOR_S = 1.0, 0.1, 10.0
+_SILENCE_POLL_S = 10.0
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT arrived: the orderly stop."""
+
+
+class Keeper:
+    """One run and its engine. `run()` returns the exit code."""
+
+    def __init__(self, run_dir: Path, launch: Launch, *, may_adopt: bool = False) -> None:
+        self.run_dir = run_dir
+        self.launch = launch
+        self.may_adopt = may_adopt
+        self.log = launch.log_path(run_dir)
+        self.events = EventLog(run_dir / EVENTS_FILE)
+        self.fallback_dir = Path(launch.runtime_dir) / "states" if launch.runtime_dir else None
+        self.state = KeeperState(launch.run_id, keeper=identify_self(), started_at=format_now())
+        self.budget = RestartBudget(launch.policy.max_restarts, launch.policy.window_s, launch.policy.backoff_s)
+        self.watch = HangWatch(launch.stall_timeout_s)
+        self.environment = make_base_environment()
+        self.was_ready = False
+        self._pidfd: int | None = None
+        self._exit_code: int | None = None
+        self._is_child = False
+        self._stop_asked = False
+        self._next_silence_s = 0.0
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- the life of a run ------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Keeps the engine until it is stopped or has failed for good."""
+        self._install_signals()
+        become_subreaper()
+        self._event("keeper_started", f"keeper {os.getpid()} of `{self.launch.name}`")
+        try:
+            code = self._keep()
+        except Stopped:
+            code = self._stop_orderly()
+        except BaseException as error:
+            self._end_engine()
+            self._finish("failed", "crash", f"the keeper itself failed: {type(error).__name__}: {error}")
+            raise
+        self._event("keeper_ended", f"keeper {os.getpid()} ends with {code}", is_durable=True)
+        return code
+
+    def _keep(self) -> int:
+        if not self._begin():
+            return FAILED
+        while True:
+            kind, cause = self._watch_engine()
+            self._end_engine()
+            if kind == "":
+                return self._finish("stopped", "", cause)
+            if not self.was_ready:
+                return self._finish("failed", kind, cause)
+            if not self._restart(kind, cause):
+                return FAILED
+
+    def _begin(self) -> bool:
+        if not self.may_adopt:
+            return self._start()
+        # An engine that was up and ended while nobody kept it has crashed, as far as anybody can tell.
+        cause = "engine ended while no keeper watched it"
+        return self._adopt() or (self.was_ready and self._restart("crash", cause)) or self._give_up("crash", cause)
+
+    def _give_up(self, kind: EndKind, cause: str) -> bool:
+        self._finish("failed", kind, cause)
+        return False
+
+    def _restart(self, kind: EndKind, cause: str) -> bool:
+        """Starts the engine again if the budget allows; False where it does not or the start is impossible."""
+        pause_s = self.budget.next_pause_s(time.monotonic())
+        if pause_s is None:
+            limit = f"{self.budget.max_restarts} restarts in {self.budget.window_s:g} s"
+            return self._give_up("restart_cap", f"{cause}; not restarted again after {limit}")
+        self._event("engine_restarting", f"restart {self.state.restarts + 1} in {pause_s:g} s: {cause}", reason=kind)
+        self._save(state="starting", restarts=self.state.restarts + 1, cause=cause, ready_at=None)
+        self._sleep(pause_s)
+        # A live resize may have rewritten the launch since: the engine comes back as it last ran.
+        self.launch = read_launch(self.run_dir) or self.launch
+        return self._start()
+
+    def _finish(self, state: str, kind: EndKind, cause: str) -> int:
+        is_stop = state == "stopped"
+        self._save(
+            state=state,
+            kind=kind,
+            cause=cause,
+            exit_code=self._exit_code,
+            ended_at=format_now(),
+            engine=None,
+            health={},
+        )
+        self._event("engine_stopped" if is_stop else "failed", cause, is_durable=True, exit_code=self._exit_code)
+        return STOPPED if is_stop else FAILED
+
+    def _stop_orderly(self) -> int:
+        self._save(state="stopping", cause="stop requested")
+        self._event("stop_requested", "asked to stop")
+        signals = self._end_engine()
+        how = f"ended by {', '.join(signals)}" if signals else "was gone already"
+        return self._finish("stopped", "", f"stopped on request: engine {how}")
+
+    # -- start and adoption -----------------------------------------------------------------------------------
+
+    def _start(self) -> bool:
+        """Starts the engine; False (and the state says why) where that is impossible."""
+        self._exit_code = None
+        try:
+            logs.append_line(self.log, f"{format_now()} run {self.launch.run_id}: {' '.join(self.launch.argv)}")
+            output = logs.open_log(self.log)
+        except OSError as error:
+            return self._give_up("log_full", f"engine not started: {describe_os_error(error, self.log)}")
+        env = {**self.launch.make_environment(self.environment), RUN_MARKER: self.launch.run_id}
+        try:
+            child, engine = launch_process(
+                self.launch.argv, env=env, cwd=self.launch.cwd or self.run_dir, output=output
+            )
+        except OSError as error:
+            return self._give_up("spawn", f"`{self.launch.argv[0]}` cannot be started: {error.strerror or error}")
+        finally:
+            os.close(output)
+        child.returncode = 0  # reaped by `_reap`, together with what the engine orphans
+        self._take(engine, is_child=True)
+        self._save(state="starting", engine=engine, is_adopted=False, health={}, exit_code=None, ended_at=None)
+        self._event("engine_started", f"engine is process {engine.pid}", is_durable=True, engine=engine.to_dict())
+        return True
+
+    def _adopt(self) -> bool:
+        """Takes over an engine that outlived its keeper; False where none lives."""
+        before = read_state(self.run_dir, fallback_dir=self.fallback_dir)
+        engine = before.engine if before and is_alive(before.engine) else None
+        engine = engine or next(iter(find_marked(self.launch.run_id)), None)
+        if engine is None:
+            # Its end was seen by nobody: the same as a crash, if it had ever been up.
+            self.was_ready = bool(before and before.ready_at)
+            return False
+        # A restart must get the same secrets; they are inherited, so they are read from where they were.
+        self.environment = read_environment(engine.pid) or self.environment
+        self.was_ready = bool(before and before.ready_at)
+        self._take(engine, is_child=False)
+        restarts = before.restarts if before else 0
+        ready_at = before.ready_at if before else None
+        state = before.state if before and not before.is_final else "starting"
+        self._save(state=state, engine=engine, is_adopted=True, restarts=restarts, ready_at=ready_at)
+        self._event("engine_adopted", f"engine {engine.pid} adopted", is_durable=True, engine=engine.to_dict())
+        return True
+
+    def _take(self, engine: ProcessId, *, is_child: bool) -> None:
+        self._is_child = is_child
+        self._pidfd = open_pidfd(engine)
+        self.watch.reset()
+        self.state = replace(self.state, engine=engine)
+
+    # -- watching ---------------------------------------------------------------------------------------------
+
+    def _watch_engine(self) -> tuple[EndKind, str]:
+        """Watches until the engine has ended or must be ended: (kind, cause); kind "" for an orderly end."""
+        started_s = time.monotonic()
+        error_since_s: float | None = None
+        look = HealthLook("unreachable")
+        while True:
+            if self._wait_exit(self._pause_s(started_s)):
+                return self._judge_exit(look)
+            look = probe_health(self.launch.host, self.launch.port, self.launch.ready_path, timeout_s=2.0)
+            now_s = time.monotonic()
+            self._keep_log()
+            if look.status == "ready" and self.state.state != "ready" and (verdict := self._become_ready()):
+                return verdict
+            if look.status == "error":
+                error_since_s = error_since_s or now_s
+                self._note_error(look)
+                if now_s - error_since_s > ERROR_LINGER_S:
+                    return "crash", look.message or "/health says `error`"
+            elif self.state.health.get("phase") != look.phase or self.state.health.get("status") != look.status:
+                self._save(health=look.to_dict())
+            if self.state.state == "starting" and now_s - started_s > self.launch.ready_timeout_s:
+                return (
+                    "not_ready",
+                    f"not ready after {self.launch.ready_timeout_s:g} s (phase `{look.phase or 'none'}`)",
+                )
+            if silence := self._silence(now_s, look):
+                return "hang", silence
+
+    def _pause_s(self, started_s: float) -> float:
+        if self.state.state == "ready":
+            return self.launch.policy.poll_s
+        return _FAST_POLL_S if time.monotonic() - started_s < _FAST_FOR_S else _STARTING_POLL_S
+
+    def _become_ready(self) -> tuple[EndKind, str] | None:
+        members = find_members(self.launch.run_id, self.state.engine, reaper=os.getpid())
+        if find_listener(self.launch.port, [one.pid for one in members]) is None and is_listening(self.launch.port):
+            other = find_listener(self.launch.port)
+            who = f"process {other}" if other else "a process of another user"
+            return "foreign_port", f"port {self.launch.port} is answered by {who}, not by this engine"
+        self.was_ready = True
+        self._save(state="ready", cause="", ready_at=format_now())
+        self._event("engine_ready", f"engine answers on port {self.launch.port}")
+        return None
+
+    def _note_error(self, look: HealthLook) -> None:
+        if self.state.health.get("status") != "error":
+            self._save(health=look.to_dict(), cause=look.message)
+            self._event("engine_unhealthy", look.message or "/health says `error`", is_durable=True)
+
+    def _silence(self, now_s: float, look: HealthLook) -> str | None:
+        """The words for a hang, or None. An engine that answers and has nothing to do may be as silent as it likes."""
+        if now_s < self._next_silence_s:
+            return None
+        self._next_silence_s = now_s + min(_SILENCE_POLL_S, self.launch.stall_timeout_s / 4)
+        work: tuple[int, int] | None = None
+        if look.status == "ready":
+            key = self.environment.get(self.launch.api_key_env) if self.launch.api_key_env else None
+            work = read_work(self.launch.host, self.launch.port, api_key=key)
+            if work is None or work[0] == 0:
+                self.watch.reset()
+                return None
+        # The look at all of /proc is the costly part of the watch: it is taken seldom, and without the markers.
+        members = find_members(self.launch.run_id, self.state.engine, reaper=os.getpid(), is_thorough=False)
+        silence_s = self.watch.observe(now_s, (look.progress, work), read_activity(members))
+        if not self.watch.is_hung(silence_s):
+            return None
+        what = f"{work[0]} requests waiting" if work else f"/health {look.status}"
+        cause = f"no progress, no CPU and no I/O for {silence_s:.0f} s ({what})"
+        self._event("engine_hung", cause, is_durable=True)
+        return cause
+
+    def _judge_exit(self, look: HealthLook) -> tuple[EndKind, str]:
+        """What an exit that nobody asked the keeper for means."""
+        code = self._exit_code
+        self._event("engine_exited", f"engine ended with {_describe_exit(code)}", is_durable=True, exit_code=code)
+        if problem := self._log_problem():
+            return "log_full", f"engine ended with {_describe_exit(code)}; {problem}"
+        said = self.state.health.get("message") if self.state.health.get("status") == "error" else ""
+        if said:
+            return "crash", f"engine ended with {_describe_exit(code)}: {said}"
+        # A loading engine that exits with 0 has not been stopped by anybody: it gave up.
+        if self.state.state == "ready" and code in (0, -signal.SIGTERM, -signal.SIGINT):
+            return "", f"engine was stopped by somebody else ({_describe_exit(code)})"
+        before = "" if self.state.state == "ready" else ", before it was ready"
+        return "crash", f"engine ended with {_describe_exit(code)}{before}"
+
+    # -- the log ----------------------------------------------------------------------------------------------
+
+    def _keep_log(self) -> None:
+        policy = self.launch.policy
+        try:
+            if logs.rotate(self.log, logs.limit_bytes(policy.log_bytes), policy.log_files):
+                self._event("log_rotated", f"{self.log.name} was over {policy.log_bytes} bytes")
+            free = logs.free_bytes(self.log)
+            problem = (
+                f"only {free} bytes free for {self.log}" if free is not None and free < logs.MIN_FREE_BYTES else ""
+            )
+        except OSError as error:
+            problem = describe_os_error(error, self.log)
+        self._note_problem(problem)
+
+    def _log_problem(self) -> str:
+        """Why the engine's log takes no more bytes; "" when it does."""
+        try:
+            logs.append_line(self.log, f"{format_now()} engine ended")
+            return ""
+        except OSError as error:
+            return describe_os_error(error, self.log) if is_no_space(error) else ""
+
+    def _note_problem(self, problem: str) -> None:
+        found = tuple(one for one in (problem, self.events.problem or "") if one)
+        if found != self.state.problems:
+            self._save(problems=found)
+            if problem:
+                self._event("log_full", problem)
+
+    # -- processes --------------------------------------------------------------------------------------------
+
+    def _end_engine(self) -> tuple[str, ...]:
+        """Ends what is left of the engine's tree, and reaps it."""
+        ending = end_run(self.launch.run_id, self.state.engine, grace_s=self.launch.grace_s, reaper=os.getpid())
+        self._reap()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        return ending.signals
+
+    def _wait_exit(self, timeout_s: float) -> bool:
+        """Waits for the engine's end or a signal, `timeout_s` at most; True when the engine is gone."""
+        if self._pidfd is None or not is_alive(self.state.engine):
+            self._reap()
+            return True
+        self._poll(timeout_s, self._pidfd)
+        self._reap()
+        return not is_alive(self.state.engine)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._poll(left)
+
+    def _poll(self, timeout_s: float, *descriptors: int) -> None:
+        poll = select.poll()
+        for fd in (self._wake_read, *descriptors):
+            poll.register(fd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 512)
+        if self._stop_asked:
+            raise Stopped
+
+    def _reap(self) -> None:
+        """Collects every child that ended: the engine, and orphans that were handed to this process."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._is_child and self.state.engine and pid == self.state.engine.pid:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+
+    def _install_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_stop)
+
+    def _ask_stop(self, *_: object) -> None:
+        self._stop_asked = True
+
+    # -- what is written --------------------------------------------------------------------------------------
+
+    def _save(self, **changes: object) -> None:
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        try:
+            self.state = write_state(self.run_dir, self.state, fallback_dir=self.fallback_dir)
+        except OSError as error:
+            print(describe_os_error(error, self.run_dir), file=sys.stderr, flush=True)
+
+    def _event(self, kind: EventKind, message: str, /, *, is_durable: bool = False, **data: object) -> None:
+        self.events.append(kind, message, is_durable=is_durable, **data)
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return "an unknown code (it was adopted)"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"{signal.Signals(-code).name} ({code})"
+    return f"code {code}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Keeps the run whose folder is given; `--adopt` takes over a living engine instead of starting one."""
+    arguments = sys.argv[1:] if argv is None else argv
+    run_dir = Path(next((one for one in arguments if not one.startswith("--")), ".")).absolute()
+    launch = read_launch(run_dir)
+    if launch is None:
+        print(f"no launch to keep in {run_dir}", file=sys.stderr)
+        return FAILED
+    lock = FileLock(run_dir / KEEPER_LOCK_FILE, purpose=f"keeper of {launch.name}")
+    if not lock.acquire(timeout_s=2.0):
+        print(f"{run_dir} is kept already", file=sys.stderr)
+        return ALREADY_KEPT
+    before = read_state(run_dir, fallback_dir=Path(launch.runtime_dir) / "states" if launch.runtime_dir else None)
+    if before is not None and before.is_final:
+        print(f"{run_dir} has ended already: {before.cause}", file=sys.stderr)
+        return FAILED
+    os.chdir(run_dir)
+    return Keeper(run_dir, launch, may_adopt="--adopt" in arguments).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
