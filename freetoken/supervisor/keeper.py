@@ -27,6 +27,7 @@ from freetoken.supervisor.health import HealthLook, probe_health, read_work
 from freetoken.supervisor.launch import (
     EVENTS_FILE,
     KEEPER_LOCK_FILE,
+    REPORT_FILE,
     EndKind,
     KeeperState,
     Launch,
@@ -78,7 +79,6 @@ class Keeper:
         self.budget = RestartBudget(launch.policy.max_restarts, launch.policy.window_s, launch.policy.backoff_s)
         self.watch = HangWatch(launch.stall_timeout_s)
         self.environment = make_base_environment()
-        self.was_ready = False
         self._pidfd: int | None = None
         self._exit_code: int | None = None
         self._is_child = False
@@ -112,7 +112,8 @@ class Keeper:
             self._end_engine()
             if kind == "":
                 return self._finish("stopped", "", cause)
-            if not self.was_ready:
+            # What was never proven is not restarted: whoever applies it corrects the plan, or gives up in words.
+            if not self.is_proven:
                 return self._finish("failed", kind, cause)
             if not self._restart(kind, cause):
                 return FAILED
@@ -122,7 +123,14 @@ class Keeper:
             return self._start()
         # An engine that was up and ended while nobody kept it has crashed, as far as anybody can tell.
         cause = "engine ended while no keeper watched it"
-        return self._adopt() or (self.was_ready and self._restart("crash", cause)) or self._give_up("crash", cause)
+        if self._adopt():
+            return True
+        return self._restart("crash", cause) if self.is_proven else self._give_up("crash", cause)
+
+    @property
+    def is_proven(self) -> bool:
+        """A generation and a full prefill chunk have succeeded with this launch."""
+        return (self.run_dir / REPORT_FILE).exists()
 
     def _give_up(self, kind: EndKind, cause: str) -> bool:
         self._finish("failed", kind, cause)
@@ -193,12 +201,9 @@ class Keeper:
         engine = before.engine if before and is_alive(before.engine) else None
         engine = engine or next(iter(find_marked(self.launch.run_id)), None)
         if engine is None:
-            # Its end was seen by nobody: the same as a crash, if it had ever been up.
-            self.was_ready = bool(before and before.ready_at)
             return False
         # A restart must get the same secrets; they are inherited, so they are read from where they were.
         self.environment = read_environment(engine.pid) or self.environment
-        self.was_ready = bool(before and before.ready_at)
         self._take(engine, is_child=False)
         restarts = before.restarts if before else 0
         ready_at = before.ready_at if before else None
@@ -254,7 +259,6 @@ class Keeper:
             other = find_listener(self.launch.port)
             who = f"process {other}" if other else "a process of another user"
             return "foreign_port", f"port {self.launch.port} is answered by {who}, not by this engine"
-        self.was_ready = True
         self._save(state="ready", cause="", ready_at=format_now())
         self._event("engine_ready", f"engine answers on port {self.launch.port}")
         return None

@@ -17,6 +17,8 @@ from freetoken.supervisor.process import ProcessId
 
 LAUNCH_FILE, KEEPER_FILE, EVENTS_FILE, LOG_FILE = "launch.json", "keeper.json", "events.jsonl", "engine.log"
 KEEPER_LOCK_FILE, KEEPER_LOG_FILE = "keeper.lock", "keeper.log"
+#: Written once the launch is proven; until then a crash is a failed start and not restarted.
+REPORT_FILE, PLAN_FILE, RECIPE_FILE = "report.json", "plan.json", "recipe.yaml"
 EngineState = Literal["starting", "ready", "stopping", "stopped", "failed"]
 #: Why an engine ended, where that was not asked for.
 EndKind = Literal["", "crash", "hang", "not_ready", "log_full", "spawn", "restart_cap", "abandoned", "foreign_port"]

@@ -348,18 +348,30 @@ def _read_io_bytes(pid: int) -> int:
     return int(pairs.get("rchar", 0)) + int(pairs.get("wchar", 0)) + int(pairs.get("read_bytes", 0))
 
 
-def read_rss_bytes(processes: Sequence[ProcessId]) -> int:
-    """Resident bytes of `processes` together, with memory shared between them counted once where the kernel tells."""
-    return sum(_read_pss_bytes(one.pid) for one in processes)
+@dataclass(frozen=True)
+class Resident:
+    """Host memory of a set of processes in bytes, shared pages counted once."""
+
+    total_bytes: int
+    #: The part that comes free when they end; the rest are pages of files, which the kernel may drop at any time.
+    anonymous_bytes: int
 
 
-def _read_pss_bytes(pid: int) -> int:
-    for file, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
-        try:
-            text = Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    return 0
+def read_resident(processes: Sequence[ProcessId]) -> Resident:
+    """What `processes` hold in host memory; those that cannot be read count nothing."""
+    parts = [_read_resident(one.pid) for one in processes]
+    return Resident(sum(one.total_bytes for one in parts), sum(one.anonymous_bytes for one in parts))
+
+
+def _read_resident(pid: int) -> Resident:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return Resident(0, 0)
+    sizes: dict[str, int] = {}
+    for line in text.splitlines():
+        part = line.split()
+        if len(part) >= 3 and part[2] == "kB":
+            sizes[part[0]] = int(part[1]) * 1024
+    anonymous = sizes.get("Pss_Anon:", 0) + sizes.get("Pss_Shmem:", 0)
+    return Resident(sizes.get("Pss:", 0), anonymous)
