@@ -292,6 +292,8 @@ def make_attention(facts: ConfigFacts, dense: list[TensorClass]) -> Attention:
         latent_dim=facts.latent_dim,
         index_head_dim=facts.index_head_dim,
         index_layers=facts.index_layers,
+        index_ratio=facts.index_ratio,
+        compress_ratios=facts.compress_ratios,
         mamba_state_bytes_per_sequence=facts.mamba_state_bytes,
         **facts.linear,
     )

@@ -28,6 +28,8 @@ _LAYER_KINDS: dict[str, AttentionKind] = {
     "local": "sliding",
     "local_attention": "sliding",
     "chunked_attention": "sliding",
+    "compressed_sparse_attention": "mla",
+    "heavily_compressed_attention": "mla",
     "linear_attention": "linear",
     "mamba": "mamba",
     "mamba2": "mamba",
@@ -67,6 +69,8 @@ class ConfigFacts:
     latent_dim: int | None = None
     index_head_dim: int | None = None
     index_layers: int = 0
+    index_ratio: int = 1
+    compress_ratios: tuple[int, ...] = ()
     linear: dict[str, int] = field(default_factory=dict)
     mamba_state_bytes: int = 0
     quantization: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +149,11 @@ def parse_config(config: Any, *, name: str, where: str = "config.json") -> Confi
     head_dim = read.get_int("global_head_dim", "head_dim", default=hidden // heads if heads else 0)
     kv_heads = read.get_int("num_global_key_value_heads", "num_key_value_heads", "n_kv_heads", default=heads)
     is_split = read.get("global_head_dim", "num_global_key_value_heads") is not None
-    index_dim = read.get_int("index_head_dim", default=0)
+    index_dim = read.get_int("index_head_dim", "indexer_head_dim", default=0)
+    ratios = _read_ratios(read, layers)
+    if ratios:
+        # DeepSeek-V4 keeps one shared key-value row of `head_dim` a token, thinned out by the ratio.
+        kinds, latent = ("mla",) * layers, head_dim
     return ConfigFacts(
         name=name,
         family=str(read.text.get("model_type") or config.get("model_type") or "unknown"),
@@ -171,7 +179,9 @@ def parse_config(config: Any, *, name: str, where: str = "config.json") -> Confi
         sliding_head_dim=read.get_int("head_dim", default=head_dim) if is_split else None,
         latent_dim=latent,
         index_head_dim=index_dim or None,
-        index_layers=_count_index_layers(read, kinds) if index_dim else 0,
+        index_layers=_count_index_layers(read, kinds, ratios) if index_dim else 0,
+        index_ratio=max(1, read.get_int("indexer_compress_ratio", "index_kpool", default=4 if ratios else 1)),
+        compress_ratios=ratios,
         linear=_read_linear(read, kinds),
         mamba_state_bytes=_read_mamba_bytes(read, kinds),
         quantization=_read_quantization(config),
@@ -231,7 +241,25 @@ def _read_latent(read: ConfigReader) -> int | None:
     return rank + read.get_int("qk_rope_head_dim", default=0) if rank else None
 
 
-def _count_index_layers(read: ConfigReader, kinds: tuple[AttentionKind, ...]) -> int:
+def _read_ratios(read: ConfigReader, layers: int) -> tuple[int, ...]:
+    """DeepSeek-V4: tokens that share one kept row, a layer; empty for every other family."""
+    listed = read.get("compress_ratios")
+    if isinstance(listed, list) and all(type(one) is int and 0 <= one <= MAX_DIM for one in listed):
+        return tuple(listed[:layers])
+    types = read.get("layer_types")
+    if not isinstance(types, list) or not any(one in _COMPRESS_RATIOS for one in types):
+        return ()
+    rates = read.get("compress_rates")
+    rates = {**_COMPRESS_RATIOS, **(rates if isinstance(rates, dict) else {})}
+    return tuple(int(rates.get(one, 0)) for one in types[:layers])
+
+
+_COMPRESS_RATIOS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def _count_index_layers(read: ConfigReader, kinds: tuple[AttentionKind, ...], ratios: tuple[int, ...]) -> int:
+    if ratios:
+        return sum(1 for ratio in ratios if 0 < ratio < 128)
     listed = read.get("indexer_types")
     if isinstance(listed, list):
         return sum(1 for one in listed[: len(kinds)] if one == "full")
@@ -255,11 +283,15 @@ def _read_linear(read: ConfigReader, kinds: tuple[AttentionKind, ...]) -> dict[s
     """The gated delta net's heads and dims, under the names of `shape.Attention`."""
     if "linear" not in kinds:
         return {}
+    nested = read.get("linear_attn_config")
+    if isinstance(nested, dict):
+        read = ConfigReader({"linear_num_heads": nested.get("num_heads"), "linear_head_dim": nested.get("head_dim"),
+                             "linear_conv_kernel_dim": nested.get("short_conv_kernel_size")}, read.where)  # fmt: skip
     return {
-        "linear_key_heads": read.get_int("linear_num_key_heads", default=0),
-        "linear_value_heads": read.get_int("linear_num_value_heads", default=0),
-        "linear_key_head_dim": read.get_int("linear_key_head_dim", default=0),
-        "linear_value_head_dim": read.get_int("linear_value_head_dim", default=0),
+        "linear_key_heads": read.get_int("linear_num_key_heads", "linear_num_heads", default=0),
+        "linear_value_heads": read.get_int("linear_num_value_heads", "linear_num_heads", default=0),
+        "linear_key_head_dim": read.get_int("linear_key_head_dim", "linear_head_dim", default=0),
+        "linear_value_head_dim": read.get_int("linear_value_head_dim", "linear_head_dim", default=0),
         "linear_conv_kernel": read.get_int("linear_conv_kernel_dim", default=0),
     }
 

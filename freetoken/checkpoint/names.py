@@ -36,18 +36,18 @@ _RULES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (r"(^|\.)shared_expert_gate(\.|$)|(^|\.)ffn_gate_inp_shexp(\.|$)", "dense"),
         (r"(^|\.)(shared_experts?|shared_mlp|shared_expert_mlp)(\.|$)|(^|\.)ffn_(gate|up|down)_shexp(\.|$)", "shared"),
         # Tables that are looked up by token id in every layer.
-        (r"(^|\.)(embed_tokens_per_layer|per_layer_embed\w*|engram\w*|ngram_embed\w*|ple_embed\w*|per_layer_token_embd)", "side"),
+        (r"(^|\.)(ple_embedding\.\w|embed_tokens_per_layer|per_layer_embed\w*|engram\w*|ngram_embed\w*|per_layer_token_embd)", "side"),
         (r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte|token_embd|embeddings|embedding)(\.|$)", "embedding"),
         (r"^embed\.", "embedding"),
         (r"(^|\.)(lm_head|embed_out)(\.|$)|^(head|output)\.(weight|scale|bias)", "head"),
         # The dense part: attention of every kind, norms, routers, plain feed-forward blocks, and their companions.
         (
             r"(^|\.)(self_attn|attn|attention|linear_attn|self_attention|cross_attn|mixer|mamba|temporal_block|conv1d|conv"
-            r"|mlp|ffn|feed_forward|block_sparse_moe|moe|router|gate|indexer|compressor|rotary_emb|attn_sinks|sinks)(\.|$)",
+            r"|mlp|ffn|feed_forward|ple|scorer|block_sparse_moe|moe|router|gate|indexer|compressor|rotary_emb|attn_sinks|sinks)(\.|$)",
             "dense",
         ),
         (r"(^|\.)\w*(norm|layernorm|ln_f|ln_\d)\w*(\.|$)", "dense"),
-        (r"(^|\.)(per_layer_\w+|layer_scalar|laurel|altup\w*|hc_\w+|hyper_connection\w*|\w*bias|\w*scale|\w*_multiplier)(\.|$)", "dense"),
+        (r"(^|\.)(per_layer_\w+|layer_scalar|laurel|altup\w*|hc_\w+|\w*_hc|\w*hyper_connection\w*|enorm|hnorm|\w*bias|\w*scale|\w*_multiplier)(\.|$)", "dense"),
         (r"^(blk\.#\.)(attn|ssm|ffn|indexer|exp_probs|post|layer)\w*", "dense"),
         (r"^(output_norm|rope_freqs|token_types|output_hc\w*)", "dense"),
     )

@@ -6,6 +6,7 @@ All sizes are bytes as stored in the checkpoint unless a field says otherwise.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -84,6 +85,10 @@ class Attention(ShapeModel):
     index_head_dim: int | None = None
     #: Layers that keep an index of `index_head_dim` per token beside the latent; 0 = none.
     index_layers: int = 0
+    #: Tokens that share one index entry (Qwen3.8 4, GLM-5.3 16).
+    index_ratio: int = Field(default=1, ge=1)
+    #: MLA: tokens that share one kept latent, a layer (DeepSeek-V4: 4 or 128; 0 = window only); empty = 1 everywhere.
+    compress_ratios: tuple[int, ...] = ()
     # gated delta net / mamba state
     linear_key_heads: int = 0
     linear_value_heads: int = 0
@@ -163,8 +168,9 @@ class ModelShape(ShapeModel):
         a = self.attention
         full = 2 * a.kv_heads * a.head_dim * a.count("full")
         sliding = 2 * (a.sliding_kv_heads or a.kv_heads) * (a.sliding_head_dim or a.head_dim) * a.count("sliding")
-        latent = (a.latent_dim or 0) * a.count("mla") + (a.index_head_dim or 0) * a.index_layers
-        return (full + sliding + latent) * element_bytes
+        shares = [1 / ratio for ratio in a.compress_ratios if ratio] if a.compress_ratios else [1.0] * a.count("mla")
+        latent = (a.latent_dim or 0) * sum(shares) + (a.index_head_dim or 0) * a.index_layers / a.index_ratio
+        return math.ceil((full + sliding + latent) * element_bytes)
 
     def state_bytes_per_sequence(self, state_bytes: int = 4, conv_bytes: int = 2) -> int:
         """Bytes of recurrent state that one sequence keeps (gated delta net: conv window + state matrix)."""
