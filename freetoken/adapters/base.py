@@ -51,6 +51,8 @@ class LaunchSpec(AdapterModel):
     port: int
     #: Further ports that the engine takes, each checked before the start.
     extra_ports: tuple[int, ...] = ()
+    #: Where readiness is read: HTTP 200 with status `ok` (and maintenance `serving` where that is said).
+    ready_path: str = "/health"
     #: Longest silence (no progress in /health, no CPU or I/O of the engine's processes) before it counts as hung.
     stall_timeout_s: float = Field(default=600.0, gt=0)
     ready_timeout_s: float = Field(default=3600.0, gt=0)
@@ -102,6 +104,10 @@ class EngineAdapter(ABC):
     @abstractmethod
     def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
         """What the end of the log (or an error message) says went wrong; None where nothing is recognised."""
+
+    def parse_effective(self, log: str) -> dict[str, str]:
+        """Settings that the log says are really in force, by field name, where the API does not tell them."""
+        return {}
 
     def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
         """Names of the settings that differ where all of them can be turned live; None where a restart is needed.
