@@ -6,6 +6,7 @@ keeps for each value where it came from.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -22,11 +23,11 @@ AttentionBackend = Annotated[str, Field(pattern=r"^[a-z0-9_]+(,[a-z0-9_]+)?$")]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,79}$"
 
 
-def _name_or_size(value: Any) -> Any:
+def _count_or_size(value: Any) -> Any:
     """`auto`, a count, or a size with a unit (kept as a `Size`)."""
-    if isinstance(value, str) and value != "auto" and not re.fullmatch(r"\s*\d+\s*", value):
-        return {"bytes": units.parse_bytes(value)}
-    return int(value) if isinstance(value, str) and value != "auto" else value
+    if not isinstance(value, str) or value == "auto":
+        return value
+    return int(value) if re.fullmatch(r"\s*\d+\s*", value) else {"bytes": units.parse_bytes(value)}
 
 
 def _specifier(value: str) -> str:
@@ -37,33 +38,43 @@ def _specifier(value: str) -> str:
     return value
 
 
-def _at_least(parse: Any) -> Any:
+def _at_least(parse: Any, example: str, input_type: Any) -> Any:
     """Parses `>=X` (or a bare `X`) with `parse`; recipes ask for minima only."""
 
     def read(value: Any) -> Any:
-        if isinstance(value, str):
-            text = value.strip()
-            if text[:1] in "<=!~" or (text.startswith(">") and not text.startswith(">=")):
-                raise ValueError(f"`{value}` is not a minimum, expected e.g. `>=6GiB`")
-            return parse(text.removeprefix(">=").strip())
-        return parse(value)
+        if not isinstance(value, str):
+            return parse(value)
+        text = value.strip()
+        if text[:1] in "<=!~" or (text.startswith(">") and not text.startswith(">=")):
+            raise ValueError(f"`{value}` is not a minimum, expected e.g. `>={example}`")
+        return parse(text.removeprefix(">=").strip())
 
-    return BeforeValidator(read)
+    return BeforeValidator(read, json_schema_input_type=input_type)
 
 
 def _version(value: Any) -> str:
     text = str(value)
-    if not re.fullmatch(r"\d+(\.\d+)*", text):
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}){0,3}", text):
         raise ValueError(f"`{value}` is not a version, expected e.g. `8.0`")
     return text
 
 
-Tokens = Annotated[int, BeforeValidator(units.parse_tokens), Field(ge=1)]
-ByteSize = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=0)]
-Seconds = Annotated[float, BeforeValidator(units.parse_seconds), Field(ge=0)]
-MinBytes = Annotated[int, _at_least(units.parse_bytes), Field(ge=0)]
-MinVersion = Annotated[str, _at_least(_version)]
-MinRate = Annotated[float, _at_least(float), Field(gt=0)]
+def _rate(value: Any) -> float:
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if isinstance(value, bool) or not math.isfinite(rate):
+        raise ValueError(f"`{value}` is not a rate in tok/s, expected e.g. `>=20`")
+    return rate
+
+
+Tokens = Annotated[int, BeforeValidator(units.parse_tokens, json_schema_input_type=int | str), Field(ge=1)]
+ByteSize = Annotated[int, BeforeValidator(units.parse_bytes, json_schema_input_type=int | str), Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(units.parse_seconds, json_schema_input_type=float | str), Field(ge=0)]
+MinBytes = Annotated[int, _at_least(units.parse_bytes, "6GiB", int | str), Field(ge=0)]
+MinVersion = Annotated[str, _at_least(_version, "8.0", str | float)]
+MinRate = Annotated[float, _at_least(_rate, "20", float | str), Field(gt=0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -158,7 +169,8 @@ class Settings(RecipeModel):
     gpu: int | str = "auto"
     memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | Auto = "auto"
     expert_slots: Annotated[
-        Annotated[int, Field(ge=0)] | Size | Auto, BeforeValidator(_name_or_size)
+        Annotated[int, Field(ge=0)] | Size | Auto,
+        BeforeValidator(_count_or_size, json_schema_input_type=Annotated[int, Field(ge=0)] | str | Size),
     ] = "auto"
     kv_tokens: Tokens | Auto = "auto"
     max_running_requests: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"

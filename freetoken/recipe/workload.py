@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from freetoken import units
 
-Tokens = Annotated[int, BeforeValidator(units.parse_tokens), Field(ge=0)]
+Tokens = Annotated[int, BeforeValidator(units.parse_tokens, json_schema_input_type=int | str), Field(ge=0)]
 
 
 class Workload(BaseModel):
@@ -27,7 +27,7 @@ class Workload(BaseModel):
     shared_prefix_tokens: Tokens = 0
     #: New prompt tokens that each turn adds.
     prompt_tokens: Tokens = 1024
-    output_tokens: Annotated[int, BeforeValidator(units.parse_tokens), Field(ge=1)] = 256
+    output_tokens: Annotated[Tokens, Field(ge=1)] = 256
     concurrency: int = Field(default=1, ge=1, le=1024)
     #: Tokens one request may hold; at least what the last turn needs. Computed where it is not given.
     context_tokens: Tokens = 0

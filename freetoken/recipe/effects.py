@@ -1,0 +1,49 @@
+"""Fields that parse and whose effect this version does not have: refused with a sentence, never ignored silently.
+
+What one engine cannot do is told by its adapter's `Limits`; here stands what holds for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from freetoken.recipe.model import Recipe
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A field without an effect: refused, or (not `is_fatal`) only told."""
+
+    key: str
+    message: str
+    is_fatal: bool = True
+
+
+def check_effects(recipe: Recipe, given: Mapping[str, str] | None = None) -> tuple[Effect, ...]:
+    """Every field of `recipe` that would have no effect. `given` is its provenance: defaults are not told."""
+    found: list[Effect] = []
+    settings = recipe.settings
+    if recipe.grow:
+        found.append(Effect("grow", "`grow: true` has no effect in this version: it starts with the full plan at once"))
+    if settings.fetch_ratio != "auto" and settings.strategy != "hybrid":
+        message = (
+            f"`settings.fetch_ratio` belongs to the strategy `hybrid`, `settings.strategy` is `{settings.strategy}`"
+        )
+        found.append(Effect("settings.fetch_ratio", message))
+    if recipe.model.repo is None and recipe.model.revision != "main":
+        found.append(Effect("model.revision", "`model.revision` belongs to `model.repo`; a `model.path` has none"))
+    if recipe.model.repo is None and recipe.model.source != "huggingface":
+        found.append(Effect("model.source", "`model.source` belongs to `model.repo`; a `model.path` has none"))
+    if recipe.workload.recording is not None and recipe.workload.text != "recorded":
+        found.append(Effect("workload.recording", "`workload.recording` is read with `workload.text: recorded` only"))
+    unused = [name for name in recipe.allow_quality_changes if getattr(settings, name) == "model"]
+    for name in unused:
+        message = (
+            f"`allow_quality_changes` lists `{name}`, which only `ft tune` would change; this version has no tuner"
+        )
+        found.append(Effect("allow_quality_changes", message, is_fatal=False))
+    if any(not origin.startswith("default") for key, origin in (given or {}).items() if key.startswith("tune.")):
+        message = "`tune` is for `ft tune`, which this version does not have; `plan` and `apply` do not need it"
+        found.append(Effect("tune", message, is_fatal=False))
+    return tuple(found)
