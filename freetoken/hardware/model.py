@@ -197,13 +197,21 @@ class Hardware(HardwareModel):
     bandwidth: Bandwidth = Bandwidth()
     os: Os = Os()
     software: Software = Software()
-    #: Dotted field path -> how it is known, e.g. `{"gpus.0.vram_free_bytes": "guessed"}`; others are `default_source`.
+    #: Dotted field path -> how it and what is below it is known; what is not named is `default_source`.
     sources: dict[str, Source] = {}
     default_source: Source = "measured"
     #: True where this was read from this very machine a moment ago.
     is_probed: bool = False
     #: What a person should know about this description, one sentence each: a card without a driver, a masked GPU.
     notes: tuple[str, ...] = ()
+
+    def source_of(self, field: str) -> Source:
+        """How the figure at the dotted path `field` is known; the longest path in `sources` counts."""
+        table, below = dict(self.sources), "bandwidth."
+        table |= {below + name: source for name, source in self.bandwidth.sources.items()}
+        parts = field.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((table[prefix] for prefix in prefixes if prefix in table), self.default_source)
 
     def pick_gpu(self, choice: str | int = "auto") -> Gpu | None:
         """The GPU that `settings.gpu` names: index, uuid, or for `auto` the fastest NVIDIA one with most VRAM free.

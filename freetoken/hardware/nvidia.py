@@ -69,6 +69,8 @@ def read_nvidia(reader: Reader, ram: Ram, nvml_loader: Callable[[], Any] = load_
 
 def is_laptop_name(name: str) -> bool:
     """Whether the card is a laptop variant by its name: `RTX 4060 Laptop GPU`, `GTX 1650 Mobile`, `... Max-Q`."""
+    if re.search(r"\bworkstation\b", name, re.IGNORECASE):  # `PRO 6000 Blackwell Max-Q Workstation Edition`
+        return False
     return re.search(r"\blaptop\b|\bmobile\b|max-?q|\b\d{3,4}M\b|\bRTX 2050\b", name, re.IGNORECASE) is not None
 
 
