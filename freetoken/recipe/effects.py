@@ -5,10 +5,9 @@ What one engine cannot do is told by its adapter's `Limits`; here stands what ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freetoken.recipe.model import Recipe
+from freetoken.recipe.model import Recipe, Tune
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class Effect:
     is_fatal: bool = True
 
 
-def check_effects(recipe: Recipe, given: Mapping[str, str] | None = None) -> tuple[Effect, ...]:
-    """Every field of `recipe` that would have no effect. `given` is its provenance: defaults are not told."""
+def check_effects(recipe: Recipe) -> tuple[Effect, ...]:
+    """Every field of `recipe` that would have no effect; defaults are not told."""
     found: list[Effect] = []
     settings = recipe.settings
     if recipe.grow:
@@ -43,7 +42,7 @@ def check_effects(recipe: Recipe, given: Mapping[str, str] | None = None) -> tup
             f"`allow_quality_changes` lists `{name}`, which only `ft tune` would change; this version has no tuner"
         )
         found.append(Effect("allow_quality_changes", message, is_fatal=False))
-    if any(not origin.startswith("default") for key, origin in (given or {}).items() if key.startswith("tune.")):
+    if recipe.tune != Tune():
         message = "`tune` is for `ft tune`, which this version does not have; `plan` and `apply` do not need it"
         found.append(Effect("tune", message, is_fatal=False))
     return tuple(found)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from freetoken import paths
 from freetoken.errors import BadFileError, UsageError
+from freetoken.recipe.dump import dump_recipe
 from freetoken.recipe.effects import check_effects
 from freetoken.recipe.findings import describe_errors, dotted, find_model, raise_findings
 from freetoken.recipe.lookup import (
@@ -46,7 +47,7 @@ _NOT_INHERITED = ("name", "extends", "version")
 
 
 __all__ = [
-    "LoadedRecipe", "find_recipe", "list_recipes", "list_workloads", "load_recipe", "load_workload",
+    "LoadedRecipe", "dump_recipe", "find_recipe", "list_recipes", "list_workloads", "load_recipe", "load_workload",
     "make_model_recipe", "resolve_model_path",
 ]  # fmt: skip
 
@@ -238,7 +239,7 @@ def _finish(
         raise_findings(findings)
         raise AssertionError("a failed validation has findings")
     provenance = make_provenance(recipe, tree)
-    effects = check_effects(recipe, provenance)
+    effects = check_effects(recipe)
     findings += [f"{_place(tree, one.key)}: {one.message}" for one in effects if one.is_fatal]
     raise_findings(findings)
     notes = tuple(one.message for one in effects if not one.is_fatal)
