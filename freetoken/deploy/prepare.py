@@ -1,0 +1,139 @@
+"""A loaded recipe becomes a `PlanRequest`: what this machine is, where the model lies, what earlier runs taught.
+
+`ft plan` and `ft apply` both come through here, so that what the one shows is what the other does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freetoken.deploy.engines import find_engine
+from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
+from freetoken.errors import FtError, UsageError
+
+if TYPE_CHECKING:
+    from freetoken.adapters.base import EngineAdapter
+    from freetoken.hardware.model import Hardware
+    from freetoken.planner.plan import Calibration, Plan, PlanRequest, Refusal
+    from freetoken.recipe.load import LoadedRecipe
+    from freetoken.store.rows import LineContext
+
+
+@dataclass(frozen=True)
+class Reclaimable:
+    """What our own running deployment gives back when it is replaced. Bytes."""
+
+    vram_bytes: int = 0
+    ram_bytes: int = 0
+    #: The GPU it runs on: a recipe that leaves the choice open stays there.
+    gpu: str | None = None
+
+
+def prepare_request(
+    loaded: LoadedRecipe,
+    *,
+    hardware: Hardware | None = None,
+    reclaimable: Reclaimable | None = None,
+    tools: Tools = DEFAULT_TOOLS,
+) -> PlanRequest:
+    """Everything that the answer to `loaded` depends on; `hardware` stands in for this machine (a profile).
+
+    Raises UsageError for an engine that cannot be driven, FtError where nothing is known of the model.
+    """
+    from freetoken.planner.plan import PlanRequest
+
+    recipe, reclaimable = loaded.recipe, reclaimable or Reclaimable()
+    adapter = tools.find_adapter(recipe.engine.name)
+    home = find_engine(recipe.engine, adapter)
+    located = tools.locate(recipe.model, loaded.base_dir)
+    if located.shape is None:
+        raise FtError(f"nothing is known of the model `{recipe.model.repo or recipe.model.path}`: {located.note}")
+    machine = _give_back(hardware or tools.probe(None), reclaimable)
+    if reclaimable.gpu is not None and recipe.settings.gpu == "auto" and _has_gpu(machine, reclaimable.gpu):
+        settings = recipe.settings.model_copy(update={"gpu": reclaimable.gpu})
+        recipe = recipe.model_copy(update={"settings": settings})
+    version = home.version if home else None
+    return PlanRequest(
+        recipe=recipe,
+        hardware=machine,
+        shape=located.shape,
+        engine_version=version,
+        calibration=read_calibration(machine, adapter, version, loaded, is_here=hardware is None),
+        model_path=str(located.path) if located.path is not None else None,
+        download_bytes=located.download_bytes,
+        reclaimable_vram_bytes=reclaimable.vram_bytes,
+        provenance=loaded.provenance,
+    )
+
+
+def prepare_plan(
+    loaded: LoadedRecipe,
+    *,
+    hardware: Hardware | None = None,
+    force: bool = False,
+    tools: Tools = DEFAULT_TOOLS,
+) -> Plan | Refusal:
+    """The plan of `loaded` on this machine (or on `hardware`), or a reasoned no. Changes nothing."""
+    request = prepare_request(loaded, hardware=hardware, tools=tools)
+    return tools.make_plan(request, tools.find_adapter(loaded.recipe.engine.name), force)
+
+
+def read_calibration(
+    hardware: Hardware, adapter: EngineAdapter, version: str | None, loaded: LoadedRecipe, *, is_here: bool
+) -> Calibration:
+    """What launches on this machine taught; nothing for a machine that is not here."""
+    from freetoken.planner.plan import Calibration
+
+    if not is_here:
+        return Calibration()
+    from freetoken.hardware.fingerprint import compute_fingerprint
+    from freetoken.store.results import read_calibration as read_stored
+
+    context = make_line_context(hardware, adapter.name, version, loaded.recipe.settings.gpu)
+    return read_stored(context, compute_fingerprint(hardware, adapter.name, version))
+
+
+def make_line_context(
+    hardware: Hardware, engine: str, version: str | None, gpu: int | str | None = "auto", attention: str | None = None
+) -> LineContext:
+    """What a measured line holds for: engine, version, attention backend, GPU generation, operating system."""
+    from freetoken.store.rows import LineContext
+
+    return LineContext(
+        engine=engine,
+        engine_version=version,
+        attention=attention,
+        gpu_generation=_generation(hardware, gpu),
+        os="wsl" if hardware.os.is_wsl else hardware.os.name,
+    )
+
+
+def _generation(hardware: Hardware, gpu: int | str | None) -> str | None:
+    if gpu is None:
+        return None
+    try:
+        found = hardware.pick_gpu(gpu)
+    except KeyError as error:
+        names = ", ".join(f"{one.index} ({one.name})" for one in hardware.gpus) or "none"
+        raise UsageError(f"there is no GPU `{error.args[0]}` here; this machine has: {names}") from error
+    return found.compute_capability if found else None
+
+
+def _has_gpu(hardware: Hardware, name: str) -> bool:
+    return any(name in (str(gpu.index), gpu.uuid) for gpu in hardware.gpus)
+
+
+def _give_back(hardware: Hardware, reclaimable: Reclaimable) -> Hardware:
+    """`hardware` with the host memory that the replaced deployment frees; its VRAM is a field of the request."""
+    if not reclaimable.ram_bytes:
+        return hardware
+    ram = hardware.ram
+    available = min(ram.total_bytes, ram.available_bytes + reclaimable.ram_bytes)
+    return hardware.model_copy(update={"ram": ram.model_copy(update={"available_bytes": available})})
+
+
+def model_folder(path: str | None) -> Path | None:
+    """The folder of a located model as a path."""
+    return Path(path) if path is not None else None

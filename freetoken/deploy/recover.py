@@ -1,0 +1,93 @@
+"""A start failed: what the log means, and what the next plan must allow for. Arithmetic on values; starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from freetoken.adapters.base import Failure
+from freetoken.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from freetoken.adapters.base import EngineAdapter
+    from freetoken.planner.memory import Ledger
+    from freetoken.planner.plan import Plan, PlanRequest
+
+#: Causes that another plan can avoid. The others would fail again in the same way.
+_CORRECTABLE = {
+    "vram_oom": "vram", "plan_floor": "vram", "kv_floor": "vram",
+    "ram_oom": "ram", "pin_refused": "ram", "killed": "ram",
+}  # fmt: skip
+_MIN_STEP_BYTES = 64 * MIB
+
+
+class StartFailure(Exception):
+    """An engine that was started and did not come up, or died while it was being proven."""
+
+    def __init__(
+        self, kind: str, cause: str, *, exit_code: int | None = None, log: str = "", run_dir: str = ""
+    ) -> None:
+        super().__init__(cause)
+        self.kind, self.cause, self.exit_code, self.log, self.run_dir = kind, cause, exit_code, log, run_dir
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A request that allows for what the failed start lacked, and that in words."""
+
+    request: PlanRequest
+    words: str
+
+
+def classify(adapter: EngineAdapter, failure: StartFailure) -> Failure:
+    """What the failed start means: the adapter's reading of the log, else what the keeper saw."""
+    fixed = {"log_full": "log_full", "hang": "hang", "foreign_port": "port_taken", "spawn": "engine_died"}
+    if failure.kind in ("log_full", "foreign_port", "spawn"):
+        return Failure.model_validate({"kind": fixed[failure.kind], "cause": failure.cause})
+    for text in (failure.log, failure.cause):
+        found = adapter.classify_failure(text, failure.exit_code)
+        if found is not None and found.kind not in ("unknown", "engine_died"):
+            return found
+    if failure.exit_code == -9:
+        return Failure(kind="killed", cause=f"{failure.cause}: killed from outside, often by the out-of-memory killer")
+    kind = "hang" if failure.kind == "hang" else "engine_died"
+    return Failure.model_validate({"kind": kind, "cause": failure.cause})
+
+
+def correct(request: PlanRequest, plan: Plan, failure: Failure, attempt: int) -> Correction | None:
+    """`request` with the ledger corrected by what `failure` lacked; None where no plan can avoid it.
+
+    The overshoot is exact where the message had it; else a step of 4 % of the ledger, doubled at each attempt.
+    """
+    from freetoken.planner.plan import Residual
+
+    ledger = _pick_ledger(plan, failure)
+    if ledger is None:
+        return None
+    key = _pick_line(ledger, failure)
+    if key is None:
+        return None
+    step = failure.missing_bytes or max(_MIN_STEP_BYTES, ledger.available_bytes // 25) * 2**attempt
+    known = {one.key: one for one in request.calibration.residuals}
+    before = known.get(key)
+    known[key] = Residual(key=key, bytes=(before.bytes if before else 0) + step, runs=before.runs if before else 1)
+    calibration = request.calibration.model_copy(update={"residuals": tuple(known.values())})
+    amount = "exactly" if failure.missing_bytes else "a guessed"
+    words = f"{failure.cause}; planning again with {amount} {format_bytes(step)} more for `{key}`"
+    return Correction(request.model_copy(update={"calibration": calibration}), words)
+
+
+def _pick_ledger(plan: Plan, failure: Failure) -> Ledger | None:
+    kind = _CORRECTABLE.get(failure.kind)
+    if kind is None:
+        return None
+    return plan.vram if kind == "vram" and plan.vram is not None else plan.ram
+
+
+def _pick_line(ledger: Ledger, failure: Failure) -> str | None:
+    """The line that the failure blames, else one that stands for what cannot be known, else the largest."""
+    for key in (failure.line, "allocator", "runtime", "prefill_transient"):
+        if key is not None and ledger.line(key) is not None:
+            return key
+    largest = max(ledger.lines, key=lambda line: line.bytes, default=None)
+    return largest.key if largest else None

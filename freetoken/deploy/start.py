@@ -1,0 +1,271 @@
+"""One start of an engine: ports, intent on disk, keeper, and the wait until it answers; and its end.
+
+Order matters: the run folder and the register know of a launch before anything is spawned, so an `ft` that is
+killed at any point leaves nothing that the next command could not find.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freetoken import paths
+from freetoken.deploy import runs
+from freetoken.deploy.recover import StartFailure
+from freetoken.deploy.tools import Progress, Step, Tools
+from freetoken.errors import FtError, UsageError
+from freetoken.supervisor import life, logs, register
+from freetoken.supervisor.files import format_now
+from freetoken.supervisor.health import probe_health
+from freetoken.supervisor.launch import KeeperState, Launch, read_state
+from freetoken.supervisor.ports import PortHolder, can_bind, find_port_holder
+from freetoken.supervisor.process import ProcessId, identify_self, wait_gone
+
+if TYPE_CHECKING:
+    from freetoken.adapters.base import LaunchSpec
+    from freetoken.planner.plan import Plan
+    from freetoken.recipe.model import Recipe
+
+_POLL_S, _PROGRESS_S = 0.1, 0.5
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch that is on its way or up."""
+
+    run_dir: Path
+    launch: Launch
+    plan: Plan
+    recipe: Recipe
+    keeper: subprocess.Popen[bytes]
+
+    @property
+    def run_id(self) -> str:
+        """The id: the name of the run folder."""
+        return self.launch.run_id
+
+    @property
+    def base_url(self) -> str:
+        """Where the engine answers."""
+        return register.make_record(self.launch, self.run_dir).base_url
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that the engine asks for, from this process's environment."""
+        return os.environ.get(self.launch.api_key_env) if self.launch.api_key_env else None
+
+
+def make_launch(
+    name: str, recipe: Recipe, plan: Plan, spec: LaunchSpec, tools: Tools, run_id: str, declared: dict[str, Any]
+) -> Launch:
+    """The launch of `spec` as it is written down."""
+    return Launch(
+        run_id=run_id,
+        name=name,
+        engine=plan.engine,
+        model=plan.served_model_name or plan.model_name,
+        argv=spec.argv,
+        env=dict(spec.env),
+        unset_env=spec.unset_env,
+        secret_env=spec.secret_env,
+        cwd=spec.cwd,
+        host=spec.host,
+        port=spec.port,
+        extra_ports=spec.extra_ports,
+        ready_path=spec.ready_path,
+        api_key_env=recipe.serve.api_key_env,
+        stall_timeout_s=spec.stall_timeout_s,
+        ready_timeout_s=spec.ready_timeout_s,
+        grace_s=spec.grace_s,
+        log=tools.log,
+        policy=tools.keeper_policy,
+        state_dir=str(paths.state_dir()),
+        runtime_dir=str(paths.runtime_dir()),
+        gpu=plan.settings.gpu,
+        planned_vram_bytes=plan.vram.peak_bytes if plan.vram else 0,
+        planned_ram_bytes=plan.ram.peak_bytes,
+        is_forced=plan.is_forced,
+        owner=identify_self(),
+        created_at=format_now(),
+        declared=declared,
+    )
+
+
+def check_secrets(recipe: Recipe, spec: LaunchSpec) -> None:
+    """Raises UsageError where a variable that the engine needs is not set, or an open address has no key."""
+    missing = [name for name in spec.secret_env if not os.environ.get(name)]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise UsageError(f"the engine needs {names}, which is not set", hint=f"`export {missing[0]}=...` first")
+    if spec.host not in _LOOPBACK and not recipe.serve.api_key_env:
+        raise UsageError(
+            f"`serve.host` is {spec.host}, which others can reach, and no API key is asked for",
+            hint="`--set serve.api_key_env=FT_API_KEY`, or keep `serve.host: 127.0.0.1`",
+        )
+
+
+def check_ports(spec: LaunchSpec) -> None:
+    """Raises FtError, naming every port of `spec` that is taken and who has it."""
+    found = [holder for port in (spec.port, *spec.extra_ports) if (holder := find_port_holder(spec.host, port))]
+    if not found:
+        return
+    words = [_describe_holder(holder) for holder in found]
+    free = find_free_port(spec.host, 1 + len(spec.extra_ports))
+    raise FtError(words[0], details=tuple(words[1:]), hint=f"`--set serve.port={free}`, or stop what holds it")
+
+
+def _describe_holder(holder: PortHolder) -> str:
+    for one in life.examine_all():
+        if one.is_living and holder.port in (one.record.port, *one.record.extra_ports):
+            return f"port {holder.port} is taken by the deployment `{one.record.name}` (`ft stop {one.record.name}`)"
+    return holder.describe()
+
+
+def find_free_port(host: str, count: int) -> int:
+    """A port from which `count` ports in a row can be bound."""
+    for port in range(1919, 1919 + 2000, count):
+        if all(can_bind(host, port + index) for index in range(count)):
+            return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def launch_run(run_dir: Path, recipe: Recipe, plan: Plan, launch: Launch) -> Run:
+    """Writes the intent, registers it and starts the keeper, in this order. Raises FtError."""
+    runs.write_run(run_dir, recipe, plan, launch)
+    register.write_record(register.make_record(launch, run_dir))
+    runs.record_event(run_dir, "intended", f"launch of `{launch.name}` intended", is_durable=True)
+    try:
+        return Run(run_dir, launch, plan, recipe, life.start_keeper(run_dir))
+    except FtError:
+        register.remove_record(launch.run_id)
+        raise
+
+
+def await_ready(run: Run, progress: Progress) -> KeeperState:
+    """Waits until the keeper says that the engine answers. Raises StartFailure; the keeper holds the time limits."""
+    started, shown_s = time.monotonic(), 0.0
+    keeper: ProcessId | None = None
+    while True:
+        state = read_state(run.run_dir, fallback_dir=register.states_dir())
+        if state is not None and keeper is None and state.keeper is not None:
+            keeper = state.keeper
+            register.update_record(run.run_id, keeper=keeper)
+        if state is not None and state.is_final:
+            raise make_failure(run, state)
+        if state is not None and state.state == "ready":
+            register.update_record(run.run_id, engine_process=state.engine)
+            return state
+        if run.keeper.poll() is not None:
+            _check_keeper(run)
+        elapsed_s = time.monotonic() - started
+        if elapsed_s - shown_s >= _PROGRESS_S:
+            shown_s = elapsed_s
+            progress(_look(run, elapsed_s))
+        time.sleep(_POLL_S if elapsed_s > 2 else _POLL_S / 4)
+
+
+def _check_keeper(run: Run) -> None:
+    """The keeper has ended: its last word counts; without one a living engine is adopted, else the start failed."""
+    state = read_state(run.run_dir, fallback_dir=register.states_dir())
+    if state is not None and state.is_final:
+        raise make_failure(run, state)
+    found = life.examine(register.make_record(run.launch, run.run_dir))
+    if found.condition == "unkept":
+        found = life.adopt(found)
+    if not found.is_living:
+        said = logs.read_tail(run.run_dir / "keeper.log", 3)
+        raise StartFailure("crash", f"the keeper ended: {' '.join(said) or found.words}", run_dir=str(run.run_dir))
+
+
+def make_failure(run: Run, state: KeeperState) -> StartFailure:
+    """The failed start with the end of its log. A stop by hand is told apart: it must not be tried again."""
+    log = logs.read_text(run.launch.log_path(run.run_dir))
+    kind = "stopped" if state.state == "stopped" else state.kind or "crash"
+    return StartFailure(kind, state.cause, exit_code=state.exit_code, log=log, run_dir=str(run.run_dir))
+
+
+def _look(run: Run, elapsed_s: float) -> Step:
+    look = probe_health(run.launch.host, run.launch.port, run.launch.ready_path, timeout_s=1.0)
+    what = look.phase if look.status == "loading" and look.phase else "starting"
+    message = f"{what} ({elapsed_s:.0f} s)"
+    return Step("load", message, look.done_bytes, look.total_bytes, is_update=True)
+
+
+@dataclass(frozen=True)
+class StopOutcome:
+    """How a run ended."""
+
+    run_id: str
+    name: str
+    was_running: bool
+    how: str
+    is_port_free: bool = True
+    left: tuple[int, ...] = ()
+
+
+def end_life(found: life.Life, *, timeout_s: float | None = None) -> StopOutcome:
+    """Ends a run for good: asks its keeper, else ends the engine itself; waits until its ports are free again."""
+    from freetoken.supervisor.process import end_run, find_members, send_signal
+
+    record, grace_s = found.record, found.launch.grace_s if found.launch else 10.0
+    how = "was not running"
+    if found.keeper is not None:
+        send_signal(found.keeper, 15)
+        limit_s = timeout_s if timeout_s is not None else 2 * grace_s + 15.0
+        how = "keeper ended it"
+        if not wait_gone([found.keeper], limit_s):
+            send_signal(found.keeper, 9)
+            wait_gone([found.keeper], 5.0)
+            how = f"keeper did not answer within {limit_s:g} s and was killed"
+    leader = found.engine or record.engine_process
+    state = read_state(record.folder, fallback_dir=register.states_dir())
+    if find_members(record.run_id, leader):
+        ending = end_run(record.run_id, leader, grace_s=grace_s)
+        how = f"engine ended by {', '.join(ending.signals)}"
+    elif state is not None and state.state == "stopped":
+        how = state.cause
+    left = find_members(record.run_id, leader)
+    _close_state(found, state, how)
+    is_free = _await_ports(record, 5.0)
+    register.remove_record(record.run_id)
+    return StopOutcome(record.run_id, record.name, found.is_living, how, is_free, tuple(one.pid for one in left))
+
+
+def _close_state(found: life.Life, state: KeeperState | None, how: str) -> None:
+    """Writes the end where the keeper could not."""
+    from dataclasses import replace
+
+    from freetoken.supervisor.launch import write_state
+
+    if (state is not None and state.is_final) or not found.record.folder.is_dir():
+        return
+    before = state or KeeperState(found.record.run_id)
+    ended = replace(before, state="stopped", cause=f"stopped on request: {how}", engine=None, ended_at=format_now())
+    try:
+        write_state(found.record.folder, ended, fallback_dir=register.states_dir())
+    except OSError:
+        pass
+    runs.record_event(found.record.folder, "engine_stopped", f"stopped on request: {how}")
+
+
+def _await_ports(record: register.Deployment, timeout_s: float) -> bool:
+    ports: Sequence[int] = (record.port, *record.extra_ports)
+    return _wait_until(lambda: all(can_bind(record.host, port) for port in ports), timeout_s)
+
+
+def _wait_until(is_true: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
