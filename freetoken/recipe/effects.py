@@ -42,7 +42,8 @@ def check_effects(recipe: Recipe) -> tuple[Effect, ...]:
             f"`allow_quality_changes` lists `{name}`, which only `ft tune` would change; this version has no tuner"
         )
         found.append(Effect("allow_quality_changes", message, is_fatal=False))
-    if recipe.tune != Tune():
-        message = "`tune` is for `ft tune`, which this version does not have; `plan` and `apply` do not need it"
+    # `tune.objective` counts here already: the planner ranks what fits by it.
+    if (recipe.tune.budget, recipe.tune.trials) != (Tune().budget, Tune().trials):
+        message = "`tune.budget` and `tune.trials` are for `ft tune`, which this version does not have"
         found.append(Effect("tune", message, is_fatal=False))
     return tuple(found)

@@ -25,13 +25,18 @@ def find_recipe(target: str, *, base_dir: Path | None = None) -> Path:
             return path
         what = "is a folder, not a recipe" if path.is_dir() else "does not exist"
         raise UsageError(f"{target} {what}", hint="`ft recipe list` shows the recipes that have a name")
-    found = find_named(target, paths.search_dirs("recipes"))
+    found = find_named_recipe(target)
     if found is None:
         known = [name for name, _ in list_recipes()]
         raise UsageError(
             f"no recipe `{target}` in recipes/{nearest(target, known)}", hint="`ft recipe list` shows them all"
         )
     return found
+
+
+def find_named_recipe(name: str) -> Path | None:
+    """The file of the recipe called `name`, or None."""
+    return find_named(name, paths.search_dirs("recipes"))
 
 
 def list_recipes() -> tuple[tuple[str, Path], ...]:

@@ -200,7 +200,8 @@ class Store:
     def read_calibration(self, context: LineContext, fingerprint: str | None = None) -> Calibration:
         """Residuals of earlier launches under the same `context`, and how far off plans on this machine have been.
 
-        A residual is the mean of measured - (planned - correction) over the newest `RESIDUAL_RUNS` launches.
+        A residual is the mean of measured - (planned - correction) over the newest `RESIDUAL_RUNS` launches. Without
+        an attention backend in `context`, which is the case before one is chosen, launches with any count.
         """
         machine = self._one("SELECT id FROM machines WHERE fingerprint = ?", (fingerprint,)) if fingerprint else None
         error_ratio, launches = (
@@ -209,7 +210,7 @@ class Store:
         return Calibration(residuals=self._read_residuals(context), mean_error_ratio=error_ratio, launches=launches)
 
     def _read_residuals(self, context: LineContext) -> tuple[Residual, ...]:
-        facts = context.model_dump()
+        facts = context.model_dump(exclude={"attention"} if context.attention is None else None)
         same = " AND ".join(f"{name} IS ?" for name in facts)
         query = f"""
             SELECT key, CAST(ROUND(AVG(measured_bytes - planned_bytes + correction_bytes)) AS INTEGER) AS bytes,
