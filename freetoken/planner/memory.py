@@ -95,6 +95,8 @@ class ResolvedSettings(PlannerModel):
     prefix_cache: bool | None = None
     embed_on_host: bool = False
     expert_load: Literal["serial", "parallel"] | None = None
+    #: Where an expert that is not resident is read from.
+    experts_from: Literal["ram", "disk"] | None = None
     cpu_layers: int | None = None
     cpu_threads: int | None = None
     kv_dtype: str = "model"
@@ -121,6 +123,48 @@ class Admission(PlannerModel):
     needed_bytes: int = 0
     budget_bytes: int = 0
     message: str = ""
+
+
+class SpeedTraits(PlannerModel):
+    """What a decoded token and a prefill chunk cost on an engine, in bytes, FLOPs and seconds.
+
+    `planner/roofline.py` turns these and the machine's bandwidths into tok/s. The source of the constants is
+    the engine's own model; a measured step overhead in the calibration replaces `step_overhead_s`.
+    """
+
+    #: MoE layers x experts, experts a token uses over all layers, bytes moved for one expert.
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_bytes: int = 0
+    #: Weights read for each token beside the experts: everything but the embedding table.
+    dense_read_bytes: int
+    kv_read_bytes_per_token: int = 0
+    state_read_bytes: int = 0
+    #: Parameters that take part in one token's forward, experts included: 2 FLOPs each.
+    active_parameters: float
+    #: Layers whose attention grows with the square of the prompt, and heads x head dim of one.
+    full_attention_layers: int = 0
+    attention_width: int = 0
+    #: Where resident experts and dense weights are read from, and how a missing expert gets there.
+    resident_in: Literal["vram", "ram"] = "vram"
+    miss_path: Literal["none", "pcie", "dram", "hybrid", "disk"] = "none"
+    #: Share of the streaming bandwidth that the engine's kernels reach.
+    efficiency: float = 0.8
+    #: Launches, synchronisation and expert look-up of one decode step.
+    step_overhead_s: float = 0.003
+    #: The same for one prefill chunk.
+    chunk_overhead_s: float = 0.02
+    #: Prefill streams the whole bank once a chunk; double-buffered behind compute where `is_stream_overlapped`.
+    prefill_stream_bytes: int = 0
+    is_stream_overlapped: bool = True
+    stream_path: Literal["none", "pcie", "pcie_pageable", "dram", "disk"] = "none"
+    #: Share of the machine's peak FLOP/s that prefill reaches with a large chunk, and the half-way chunk.
+    compute_efficiency: float = 0.45
+    chunk_half_tokens: int = 700
+    #: `c` of the hit-rate law for this model family, its range, and whether it is only a prior.
+    hit_curve_c: float = 11.0
+    hit_curve_range: tuple[float, float] = (7.0, 14.0)
+    hit_curve_note: str = ""
 
 
 class MemoryModel(Protocol):
@@ -155,6 +199,10 @@ class MemoryModel(Protocol):
 
     def admission(self, request: PlanRequest, settings: ResolvedSettings) -> Admission:
         """The engine's own verdict on `settings`."""
+        ...
+
+    def speed_traits(self, request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
+        """What a token and a prefill chunk cost with `settings`."""
         ...
 
 

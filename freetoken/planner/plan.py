@@ -53,6 +53,8 @@ class PlanRequest(PlannerModel):
     download_bytes: int = Field(default=0, ge=0)
     #: VRAM that our own running deployment of this recipe would give back.
     reclaimable_vram_bytes: int = Field(default=0, ge=0)
+    #: Host memory that our own running deployment of this recipe would give back.
+    reclaimable_ram_bytes: int = Field(default=0, ge=0)
     #: Value provenance from the recipe loader: `settings.kv_tokens` -> `command line`, `recipe`, `parent NAME`, ...
     provenance: dict[str, str] = {}
 
@@ -65,6 +67,10 @@ class Prediction(PlannerModel):
     decode_tps_high: float
     prefill_tps: float
     ttft_s: float
+    ttft_low_s: float | None = None
+    ttft_high_s: float | None = None
+    #: Mean seconds of a turn of the recipe's workload, prompt and output together.
+    mean_turn_time_s: float | None = None
     hit_ratio: float | None = None
     miss_bytes_per_token: int | None = None
     limited_by: Literal["vram", "pcie", "dram", "disk", "overhead", "compute"]

@@ -1,0 +1,161 @@
+"""The upstream engine `freetoken`: MoE offload for NVIDIA cards, in an environment of its own.
+
+It is called by that environment's interpreter, in the run folder and with `PYTHONPATH` and `PYTHONHOME` cleared, so
+that our package of the same name never shadows it. Every flag that the plan decides is emitted, none is left to its
+automatic rules: those fill VRAM without charging workspace, graphs or prefill.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from freetoken.adapters.base import Capability, EngineAdapter, Failure, Knob, LaunchSpec
+from freetoken.adapters.freetoken_limits import FreetokenLimits
+from freetoken.adapters.freetoken_log import classify_log
+from freetoken.adapters.freetoken_memory import FreetokenMemory
+from freetoken.adapters.log_patterns import ANSI
+from freetoken.errors import UsageError
+from freetoken.planner.memory import ResolvedSettings
+from freetoken.planner.plan import Plan
+
+RESOLVED = re.compile(r"Resolved config: moe_strategy='([^']+)', attention_backend='([^']+)'")
+
+
+class FreetokenAdapter(EngineAdapter):
+    """The upstream FreeToken engine."""
+
+    name: ClassVar[str] = "freetoken"
+    title: ClassVar[str] = "FreeToken (NVIDIA, experts offloaded to host RAM)"
+    known_versions: ClassVar[str] = ">=0.2.1,<0.3"
+    capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "cache_flush", "text_only"})
+    knobs: ClassVar[tuple[Knob, ...]] = (
+        Knob(name="expert_slots", cost="live", low=1),
+        Knob(name="kv_tokens", cost="live", low=1),
+        Knob(name="strategy", cost="restart", choices=("fused", "offload", "hybrid", "cpu")),
+        Knob(name="prefill_chunk_tokens", cost="restart", choices=(512, 1024, 2048, 4096, 8192)),
+        Knob(name="memory_ratio", cost="restart", low=0.5, high=1.0),
+        Knob(name="max_running_requests", cost="restart", low=1, high=64),
+        Knob(name="attention", cost="restart", choices=("triton", "fi")),
+        Knob(name="prefill_overlap", cost="restart", choices=(True, False)),
+        Knob(name="prefix_cache", cost="restart", choices=(True, False)),
+        Knob(name="embed_on_host", cost="restart", choices=(True, False)),
+        Knob(name="expert_load", cost="restart", choices=("serial", "parallel")),
+        Knob(name="cpu_layers", cost="restart", low=0),
+        Knob(name="cpu_threads", cost="restart", low=1, high=128),
+        Knob(name="state_dtype", cost="restart", choices=("float32", "bfloat16", "float16"), changes_answers=True),
+    )
+
+    @property
+    def memory_model(self) -> FreetokenMemory:
+        """What the engine allocates."""
+        return FreetokenMemory()
+
+    @property
+    def limits(self) -> FreetokenLimits:
+        """What the engine can run at all."""
+        return FreetokenLimits()
+
+    def make_launch_spec(
+        self,
+        plan: Plan,
+        *,
+        interpreter: str | None = None,
+        engine_env: dict[str, str] | None = None,
+        extra_args: tuple[str, ...] = (),
+        api_key_env: str | None = None,
+    ) -> LaunchSpec:
+        """`<interpreter> -m freetoken.cli serve ...`. Raises UsageError without an interpreter or a checkpoint."""
+        if interpreter is None:
+            raise UsageError(
+                "engine `freetoken` has no environment here: its interpreter is not known",
+                hint="name one in <state>/local.yaml: `engines: {freetoken: {python: /path/to/bin/python}}`",
+            )
+        if plan.model_path is None:
+            raise UsageError(f"`{plan.model_name}` is not on this machine yet", hint="`ft model fetch` gets it")
+        return LaunchSpec(
+            argv=(interpreter, "-m", "freetoken.cli", "serve", *make_arguments(plan), *extra_args),
+            env={"PYTHONUNBUFFERED": "1", **_environment(plan), **(engine_env or {})},
+            unset_env=("PYTHONPATH", "PYTHONHOME"),
+            # The engine reads its key from FREETOKEN_API_KEY; its limits refuse another name.
+            secret_env=(api_key_env,) if api_key_env else (),
+            host=plan.host,
+            port=plan.port,
+            extra_ports=(plan.port + 1,),
+        )
+
+    def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
+        """What the log's end means; see `freetoken_log.py`."""
+        return classify_log(text, exit_code)
+
+    def parse_effective(self, log: str) -> dict[str, str]:
+        """Strategy and attention backend as the engine resolved them; the API does not tell them."""
+        found = RESOLVED.search(ANSI.sub("", log))
+        return {} if found is None else {"strategy": found[1], "attention": found[2]}
+
+    def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
+        """As for every engine, less what counts at the start alone.
+
+        Loading mode and overlap follow from what was free at the start; a resize is held to the ratio of the start, so
+        that a lower one asks for nothing.
+        """
+        update: dict[str, object] = {"expert_load": old.expert_load, "prefill_overlap": old.prefill_overlap}
+        if (old.memory_ratio or 0) >= (new.memory_ratio or 0):
+            update["memory_ratio"] = old.memory_ratio
+        return super().live_changes(old, new.model_copy(update=update))
+
+
+def make_arguments(plan: Plan) -> tuple[str, ...]:
+    """The flags of `serve` that carry out `plan`, all explicit."""
+    settings = plan.settings
+    arguments = [
+        "--model-path",
+        plan.model_path or "",
+        "--host",
+        plan.host,
+        "--port",
+        str(plan.port),
+        "--served-model-name",
+        plan.served_model_name or plan.model_name,
+        "--max-output-tokens",
+        str(plan.max_output_tokens),
+        "--moe-strategy",
+        settings.strategy,
+        "--num-tokens",
+        str(settings.kv_tokens),
+        "--kv-reserve-tokens",
+        str(settings.kv_tokens),
+        "--max-prefill-length",
+        str(settings.prefill_chunk_tokens),
+        "--max-running-requests",
+        str(settings.max_running_requests),
+        "--memory-ratio",
+        f"{settings.memory_ratio or 0.9:g}",
+        "--attention-backend",
+        settings.attention or "auto",
+        "--embed-weights",
+        "host" if settings.embed_on_host else "gpu",
+        "--cache-type",
+        "naive" if settings.prefix_cache is False else "radix",
+        "--moe-collect-stats",
+    ]
+    if settings.gpu is not None:
+        arguments += ["--gpu", settings.gpu]
+    if settings.strategy in ("offload", "hybrid"):
+        arguments += ["--moe-cache-size", str(settings.expert_slots)]
+        if settings.prefill_overlap is False:
+            arguments.append("--disable-moe-prefill-overlap")
+    if settings.expert_load is not None:
+        arguments += ["--expert-load", settings.expert_load]
+    if settings.cpu_layers and settings.strategy in ("offload", "hybrid"):
+        arguments += ["--moe-cpu-layers", str(settings.cpu_layers)]
+    if settings.cpu_threads is not None:
+        arguments += ["--moe-cpu-threads", str(settings.cpu_threads)]
+    if settings.text_only:
+        arguments.append("--text-model-only")
+    return tuple(arguments)
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    dtype = plan.settings.state_dtype
+    return {} if dtype == "model" else {"FREETOKEN_MAMBA_SSM_DTYPE": dtype}

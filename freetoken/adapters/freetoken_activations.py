@@ -1,0 +1,47 @@
+"""Prefill activations and FLOPs of a forward, from the shapes alone; shared by every engine's model.
+
+Activations: the largest layer's working set per token of a chunk, 16-bit. Checked against what was published:
+132 KiB for Qwen3.6's gated delta net (124.5 measured on Ornith of the same architecture).
+"""
+
+from __future__ import annotations
+
+from freetoken.checkpoint.shape import ModelShape
+from freetoken.units import KIB
+
+#: Bytes per channel of the delta net's convolution: projections, convolution, expanded heads, chunk states, output.
+DELTA_NET_BYTES_PER_CHANNEL = 16.5
+#: Mamba path of Nemotron after its fix, per token (KiB); before the fix it was 4,256.
+MAMBA_BYTES_PER_TOKEN = int(224.6 * KIB)
+
+
+def activation_bytes_per_token(shape: ModelShape) -> int:
+    """Bytes that each token of a prefill chunk needs at once: the dearest layer kind, residual streams included."""
+    a, experts = shape.attention, shape.experts
+    kinds = [_moe_bytes(shape), _attention_bytes(shape)]
+    if a.count("linear"):
+        channels = 2 * a.linear_key_heads * a.linear_key_head_dim + a.linear_value_heads * a.linear_value_head_dim
+        kinds.append(int(DELTA_NET_BYTES_PER_CHANNEL * channels))
+    if a.count("mamba"):
+        kinds.append(MAMBA_BYTES_PER_TOKEN)
+    return max(kinds) if experts.count or a.kinds else 0
+
+
+def _moe_bytes(shape: ModelShape) -> int:
+    experts, hidden = shape.experts, shape.hidden_size
+    widths = (experts.projections - 1) * experts.intermediate_size + experts.intermediate_size + hidden
+    return experts.top_k * widths * 2 + 2 * hidden
+
+
+def _attention_bytes(shape: ModelShape) -> int:
+    a, hidden = shape.attention, shape.hidden_size
+    # Query (with a gate in some families), keys, values, output, and three residual streams.
+    return 2 * (4 * a.heads * a.head_dim + 2 * a.kv_heads * a.head_dim) + 2 * 3 * hidden
+
+
+def active_parameters(shape: ModelShape) -> float:
+    """Parameters that take part in one token's forward, the embedding look-up left out."""
+    experts = shape.experts
+    routed = experts.layers * experts.top_k * experts.projections * experts.hidden_size * experts.intermediate_size
+    head = shape.head.elements or shape.vocab_size * shape.hidden_size
+    return float(routed + shape.dense.elements + shape.shared_experts.elements + head)

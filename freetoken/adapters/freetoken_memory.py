@@ -1,0 +1,612 @@
+"""What the upstream engine allocates: VRAM, RAM and disk lines by phase, and the settings worth a look.
+
+Start-up arithmetic (`freetoken_arithmetic.py`) is the engine's own and exact. The rest, which the engine never
+checks, was measured on one GPU or derived from the shapes; every line says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from freetoken.adapters import freetoken_arithmetic as arithmetic
+from freetoken.adapters.freetoken_activations import activation_bytes_per_token, active_parameters
+from freetoken.checkpoint.shape import ModelShape, TensorGroup
+from freetoken.hardware.model import Gpu
+from freetoken.planner.budget import RAM_HEADROOM_BYTES, available_ram, find_gpu
+from freetoken.planner.memory import Admission, Line, LineSource, Phase, ResolvedSettings, SpeedTraits
+from freetoken.planner.plan import PlanRequest
+from freetoken.units import GIB, KIB, MIB, format_bytes, format_count
+
+#: W beyond the tensors: allocator rounding and kernel modules. Measured once on an H200: 173 MB with the embedding
+#: on the GPU, 165 MB with it on the host.
+ALLOCATOR_BYTES = 165 * MIB
+#: Triton's tuner clears caches with a buffer of this size before each probe; the allocator then keeps it for reuse.
+AUTOTUNE_BYTES = 256 * MIB
+#: CUDA graphs: measured 82 to 113 MiB for batch size 1 and 123 for [1, 2, 4] together on an H200.
+FIRST_GRAPH_BYTES, NEXT_GRAPH_BYTES = 104 * MIB, 20 * MIB
+#: Python, torch, the host side of CUDA and the tokenizer processes (estimated 2 to 4 GiB).
+RUNTIME_BYTES = 3 * GIB
+JIT_CACHE_BYTES = GIB
+CHUNKS = (8192, 4096, 2048, 1024, 512)
+DEFAULT_RATIO = 0.9
+#: Two layers of experts are borrowed for prefill where the slots hold them.
+OVERLAP_LAYERS = 2
+DECODE: tuple[Phase, ...] = ("capture", "prefill", "decode")
+
+
+class FreetokenMemory:
+    """`MemoryModel` of the upstream engine."""
+
+    def candidates(self, request: PlanRequest) -> Iterator[ResolvedSettings]:
+        """Strategy x embedding place x prefix cache x chunk, fixed values kept; offload and large chunks first."""
+        gpu = find_gpu(request, ResolvedSettings(kv_tokens=1))
+        if gpu is None or request.shape.experts.count == 0:
+            return
+        base = _base(request, gpu)
+        for strategy in _strategies(request, base):
+            for has_cache in _prefix_choices(request):
+                for on_host in _embedding_choices(request):
+                    for chunk in _chunk_choices(request, base.kv_tokens):
+                        update = {
+                            "strategy": strategy,
+                            "experts_from": None if strategy == "fused" else "ram",
+                            "prefix_cache": has_cache,
+                            "embed_on_host": on_host,
+                            "prefill_chunk_tokens": chunk,
+                        }
+                        yield base.model_copy(update=update)
+
+    def slot_range(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[int, int]:
+        """One layer of experts (two with overlap asked for or the `cpu` strategy) up to all of them."""
+        experts = request.shape.experts
+        if settings.strategy == "fused":
+            return 0, 0
+        both = min(OVERLAP_LAYERS * experts.per_layer, experts.count)
+        if settings.strategy == "cpu":
+            return both, both
+        wants_overlap = request.recipe.settings.prefill_overlap is True
+        return (both if wants_overlap else experts.per_layer), arithmetic.compute_slot_cap(experts)
+
+    def finish(self, request: PlanRequest, settings: ResolvedSettings) -> ResolvedSettings:
+        """Overlap, memory ratio and loading mode that follow from the slots."""
+        update: dict[str, object] = {"expert_load": _expert_load(request, settings)}
+        if settings.strategy != "fused" and request.recipe.settings.prefill_overlap == "auto":
+            both = OVERLAP_LAYERS * request.shape.experts.per_layer
+            update["prefill_overlap"] = settings.expert_slots >= both and not settings.cpu_layers
+        if request.recipe.settings.memory_ratio == "auto":
+            update["memory_ratio"] = self._least_ratio(request, settings)
+        return settings.model_copy(update=update)
+
+    def admission(self, request: PlanRequest, settings: ResolvedSettings) -> Admission:
+        """The engine's rule for slots and pages: `N s + P c <= int(r B) - W - F`."""
+        needed = self._cache_bytes(request, settings)
+        budget = int((settings.memory_ratio or DEFAULT_RATIO) * self.free_before_load(request, settings))
+        budget -= self.weight_bytes(request, settings) + self.fixed_bytes(request, settings)
+        is_admitted = needed <= budget
+        message = "" if is_admitted else _refusal_words(settings, needed, budget)
+        return Admission(is_admitted=is_admitted, needed_bytes=needed, budget_bytes=budget, message=message)
+
+    def free_before_load(self, request: PlanRequest, settings: ResolvedSettings) -> int:
+        """B: what the engine reads as free, after its context and before any weight."""
+        gpu = find_gpu(request, settings)
+        assert gpu is not None
+        available = min(gpu.vram_total_bytes, gpu.vram_free_bytes + request.reclaimable_vram_bytes)
+        return max(0, available - context_bytes(gpu))
+
+    def weight_bytes(self, request: PlanRequest, settings: ResolvedSettings) -> int:
+        """W: dense tensors, the rope table and what the allocator rounds up."""
+        shape = request.shape
+        dense = packed_bytes(shape.dense) + packed_bytes(shape.shared_experts) + packed_bytes(shape.head)
+        dense += 0 if settings.embed_on_host else shape.embedding.bytes
+        dense += 0 if settings.text_only else vision_resident_bytes(shape)
+        if settings.strategy == "fused":
+            dense += slot_bytes(shape) * shape.experts.count
+        return dense + arithmetic.compute_rope_bytes(shape) + ALLOCATOR_BYTES
+
+    def fixed_bytes(self, request: PlanRequest, settings: ResolvedSettings) -> int:
+        """F: the pool of recurrent states."""
+        return arithmetic.compute_fixed_bytes(
+            request.shape,
+            settings.max_running_requests,
+            has_prefix_cache=settings.prefix_cache is not False,
+            state_bytes=state_element_bytes(settings),
+        )
+
+    def _cache_bytes(self, request: PlanRequest, settings: ResolvedSettings) -> int:
+        kv = arithmetic.compute_kv_bytes(request.shape) * settings.kv_tokens
+        return kv + (0 if settings.strategy == "fused" else slot_bytes(request.shape) * settings.expert_slots)
+
+    def _least_ratio(self, request: PlanRequest, settings: ResolvedSettings) -> float:
+        free = self.free_before_load(request, settings)
+        taken = self._cache_bytes(request, settings) + self.weight_bytes(request, settings)
+        taken += self.fixed_bytes(request, settings)
+        if free <= 0:
+            return 1.0
+        # Rounded up to a whole percent, so that a reading of B that is a little off still admits the plan.
+        needed = -(-taken * 100 // free) / 100
+        return min(1.0, max(DEFAULT_RATIO, needed))
+
+    def vram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
+        """All VRAM lines in the order in which the engine allocates."""
+        shape, gpu = request.shape, find_gpu(request, settings)
+        if gpu is None:
+            return ()
+        return (
+            *_weight_lines(shape, settings, gpu),
+            *self._cache_lines(request, settings),
+            *_late_lines(shape, settings, gpu),
+        )
+
+    def _cache_lines(self, request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
+        shape = request.shape
+        if settings.strategy != "fused":
+            each, count = slot_bytes(shape), settings.expert_slots
+            yield Line(
+                key="expert_slots",
+                label=f"{format_count(count)} expert slots",
+                bytes=each * count,
+                formula=f"{format_count(count)} slots x {format_count(each)} B",
+                knob="settings.expert_slots",
+            )
+        token = arithmetic.compute_kv_bytes(shape)
+        yield Line(
+            key="kv_cache",
+            label="KV cache",
+            bytes=token * (settings.kv_tokens + 1),
+            formula=f"({format_count(settings.kv_tokens)} + 1) tokens x {format_count(token)} B",
+            knob="settings.kv_tokens",
+        )
+        fixed = self.fixed_bytes(request, settings)
+        if fixed:
+            slots = arithmetic.compute_state_slots(
+                settings.max_running_requests, has_prefix_cache=settings.prefix_cache is not False
+            )
+            yield Line(
+                key="linear_state",
+                label="linear-attention state",
+                bytes=fixed,
+                formula=f"{slots} states x {format_count(fixed // slots)} B",
+                knob="settings.max_running_requests",
+            )
+
+    def ram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
+        """Host memory: pinned banks, the loader's peak, the embedding, the runtime."""
+        return tuple(_ram_lines(request, settings))
+
+    def disk_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
+        """The download that is still to come, and the JIT caches of a first start."""
+        lines = [Line(key="caches", label="JIT caches", bytes=JIT_CACHE_BYTES, formula="under 1 GiB", source="guess")]
+        if request.download_bytes:
+            lines.insert(
+                0,
+                Line(
+                    key="download", label="download", bytes=request.download_bytes, source=shape_source(request.shape)
+                ),
+            )
+        return tuple(lines)
+
+    def speed_traits(self, request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
+        """Costs of a token and of a chunk on this engine."""
+        return _speed_traits(request, settings)
+
+
+def _refusal_words(settings: ResolvedSettings, needed: int, budget: int) -> str:
+    slots, tokens = format_count(settings.expert_slots), format_count(settings.kv_tokens)
+    return (
+        f"{slots} slots and {tokens} KV tokens need {format_bytes(needed)}, its budget at memory_ratio "
+        f"{settings.memory_ratio or DEFAULT_RATIO:g} is {format_bytes(budget)}"
+    )
+
+
+def slot_bytes(shape: ModelShape) -> int:
+    """Bytes of one expert slot with the kernel that 0.2 chooses by itself."""
+    return arithmetic.compute_slot_bytes(shape.experts)
+
+
+def packed_bytes(group: TensorGroup) -> int:
+    """A dense group as the engine keeps it: as stored, with one fp32 scale a row of each quantised matrix."""
+    return group.bytes + 4 * group.quantized_rows
+
+
+def state_element_bytes(settings: ResolvedSettings) -> int:
+    """Bytes of one element of the recurrent state; the engine keeps fp32 unless told otherwise."""
+    return 2 if settings.state_dtype in ("bfloat16", "float16") else 4
+
+
+def shape_source(shape: ModelShape) -> LineSource:
+    """`card` for a bundled card, else `header`."""
+    return "card" if shape.source == "card" else "header"
+
+
+def context_bytes(gpu: Gpu) -> int:
+    """VRAM of the CUDA context and the allocator before the engine reads what is free.
+
+    0.58 GiB measured on an H200; consumer cards are estimated at 250 to 500 MiB, growing with the SM count.
+    """
+    major = int((gpu.compute_capability or "8.0").split(".")[0])
+    minor = (gpu.compute_capability or "8.6").split(".")[-1]
+    if major in (9, 10) or (major == 8 and minor == "0"):
+        return 594 * MIB
+    if gpu.sm_count is None:
+        return 400 * MIB
+    return min(500 * MIB, 250 * MIB + gpu.sm_count * 3 * MIB // 2)
+
+
+def vision_resident_bytes(shape: ModelShape) -> int:
+    """What stays on the GPU of a vision tower whose blocks are streamed from the host."""
+    return 128 * MIB if shape.vision.bytes else 0
+
+
+def _base(request: PlanRequest, gpu: Gpu) -> ResolvedSettings:
+    settings, workload = request.recipe.settings, request.recipe.workload
+    page = arithmetic.choose_page_tokens(request.shape, None if settings.attention == "auto" else settings.attention)
+    tokens = workload.kv_tokens if settings.kv_tokens == "auto" else settings.kv_tokens
+    text_only = request.recipe.serve.text_only
+    return ResolvedSettings(
+        gpu=gpu.uuid or str(gpu.index),
+        device="cuda",
+        memory_ratio=None if settings.memory_ratio == "auto" else settings.memory_ratio,
+        kv_tokens=-(-tokens // page) * page,
+        max_running_requests=_or(settings.max_running_requests, workload.concurrency),
+        fetch_ratio=None if settings.fetch_ratio == "auto" else settings.fetch_ratio,
+        attention=choose_attention(request.shape) if settings.attention == "auto" else settings.attention,
+        prefill_overlap=None if settings.prefill_overlap == "auto" else settings.prefill_overlap,
+        cpu_layers=_cpu_layers(request),
+        cpu_threads=None if settings.cpu_threads == "auto" else settings.cpu_threads,
+        state_dtype=settings.state_dtype,
+        text_only=True if text_only == "auto" else text_only,
+        experts_from="ram",
+    )
+
+
+def _or(value: int | str, default: int) -> int:
+    return default if value == "auto" else int(value)
+
+
+def choose_attention(shape: ModelShape) -> str:
+    """The backend that runs without extras: a family's own, else triton, which has no fixed workspace."""
+    own = {
+        "deepseek_v41": "dsv41_sparse",
+        "deepseek_v4": "dsv4_sparse",
+        "minimax_m3": "m3_sparse",
+        "qwen4_exp": "qsa_sparse",
+    }
+    for family, backend in own.items():
+        if shape.family.startswith(family):
+            return backend
+    return "dsa" if shape.attention.count("mla") else "triton"
+
+
+def pin_limit(request: PlanRequest) -> int | None:
+    """Host bytes that may be page-locked; None = no known limit. WSL kernels are capped at 40 % of RAM."""
+    ram = request.hardware.ram
+    if ram.pinnable_bytes is not None:
+        return ram.pinnable_bytes
+    return int(0.4 * ram.total_bytes) if request.hardware.os.is_wsl else None
+
+
+def _cpu_layers(request: PlanRequest) -> int | None:
+    """Layers that must be decoded on the CPU because their experts cannot be pinned; None where all can."""
+    wanted = request.recipe.settings.cpu_layers
+    if wanted != "auto":
+        return wanted
+    limit, bank = pin_limit(request), slot_bytes(request.shape) * request.shape.experts.count
+    if limit is None or bank <= limit:
+        return None
+    layers = request.shape.experts.layers
+    return min(layers, -(-layers * (bank - limit) // bank))
+
+
+def _strategies(request: PlanRequest, base: ResolvedSettings) -> tuple[str, ...]:
+    wanted = request.recipe.settings.strategy
+    if wanted != "auto":
+        return (wanted,)
+    chosen = ["fused"] if request.shape.experts.format in FUSED_FORMATS and _may_be_resident(request, base) else []
+    chosen.append("offload")
+    if _is_hybrid_worth_a_look(request):
+        chosen.append("hybrid")
+    return tuple(chosen)
+
+
+#: Formats whose experts can be resident without slots.
+FUSED_FORMATS = ("bf16", "f16", "fp8_block", "nvfp4", "mxfp4", "gguf")
+
+
+def _may_be_resident(request: PlanRequest, base: ResolvedSettings) -> bool:
+    gpu = find_gpu(request, base)
+    return gpu is not None and slot_bytes(request.shape) * request.shape.experts.count < gpu.vram_total_bytes
+
+
+def _is_hybrid_worth_a_look(request: PlanRequest) -> bool:
+    """Only with the pair measured together, and by the engine's own rule: CPU experts above twice the link.
+
+    Bandwidth alone mispredicts hybrid by 14 % to 40 times, and without a measured row it fetches one miss a layer.
+    """
+    known = request.hardware.bandwidth
+    cpu, link = known.cpu_experts_bytes_per_s, known.h2d_bytes_per_s
+    measured = known.sources.get("cpu_experts_overlap_bytes_per_s") == "measured" or request.hardware.is_probed
+    if cpu is None or link is None or known.cpu_experts_overlap_bytes_per_s is None or not measured:
+        return False
+    return cpu > 2.0 * link and not request.hardware.os.is_wsl
+
+
+def _prefix_choices(request: PlanRequest) -> tuple[bool, ...]:
+    wanted = request.recipe.settings.prefix_cache
+    if wanted != "auto":
+        return (wanted,)
+    workload = request.recipe.workload
+    if workload.turns == 1 and workload.shared_prefix_tokens == 0 and request.shape.state_bytes_per_sequence():
+        return (True, False)
+    return (True,)
+
+
+def _embedding_choices(request: PlanRequest) -> tuple[bool, ...]:
+    wanted = request.recipe.settings.embed_on_host
+    if wanted != "auto":
+        return (wanted,)
+    return (False,) if request.shape.tie_embeddings else (False, True)
+
+
+def _chunk_choices(request: PlanRequest, kv_tokens: int) -> tuple[int, ...]:
+    wanted = request.recipe.settings.prefill_chunk_tokens
+    if wanted != "auto":
+        return (wanted,)
+    # A chunk beyond the largest prompt costs memory for nothing.
+    useful = max(CHUNKS[-1], request.recipe.workload.context_tokens)
+    fitting = tuple(chunk for chunk in CHUNKS if chunk < 2 * useful)
+    return fitting or CHUNKS[-1:]
+
+
+def _weight_lines(shape: ModelShape, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
+    source = shape_source(shape)
+    is_measured = (gpu.compute_capability or "").startswith("9")
+    yield Line(
+        key="cuda_context",
+        label="CUDA context",
+        bytes=context_bytes(gpu),
+        source="measured" if is_measured else "guess",
+        formula="measured on an H200" if is_measured else "250 MiB + 1.5 MiB an SM",
+    )
+    rope = arithmetic.compute_rope_bytes(shape)
+    if rope:
+        yield Line(
+            key="rope",
+            label="rope table",
+            bytes=rope,
+            formula=f"{format_count(shape.max_position_tokens)} positions x {shape.rotary_dim} x 4 B",
+        )
+    yield Line(key="dense_weights", label="dense weights", bytes=packed_bytes(shape.dense), source=source)
+    if shape.shared_experts.bytes:
+        yield Line(
+            key="shared_experts", label="shared experts", bytes=packed_bytes(shape.shared_experts), source=source
+        )
+    if shape.head.bytes:
+        yield Line(key="head", label="output head", bytes=packed_bytes(shape.head), source=source)
+    if not settings.embed_on_host:
+        yield Line(
+            key="embedding",
+            label="embedding",
+            bytes=shape.embedding.bytes,
+            source=source,
+            knob="settings.embed_on_host",
+        )
+    if not settings.text_only and shape.vision.bytes:
+        yield Line(
+            key="vision",
+            label="vision tower",
+            bytes=vision_resident_bytes(shape),
+            source="guess",
+            formula="blocks streamed from the host",
+            knob="serve.text_only",
+        )
+    yield Line(
+        key="allocator",
+        label="allocator and kernels",
+        bytes=ALLOCATOR_BYTES,
+        formula="measured on an H200",
+        source="guess",
+    )
+    if settings.strategy == "fused":
+        count = shape.experts.count
+        yield Line(
+            key="expert_slots",
+            label="all experts",
+            bytes=slot_bytes(shape) * count,
+            formula=f"{format_count(count)} experts x {format_count(slot_bytes(shape))} B",
+            knob="settings.strategy",
+        )
+
+
+def _late_lines(shape: ModelShape, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
+    """What the engine never charges to its budget: everything after the pools."""
+    running, positions = settings.max_running_requests, shape.max_position_tokens
+    tables = 2 * 4 * (running + 1) * positions + 4 * running * positions
+    yield Line(
+        key="page_tables",
+        label="page tables",
+        bytes=tables,
+        phases=DECODE,
+        formula=f"(2 x {running + 1} + {running}) x {format_count(positions)} x 4 B",
+    )
+    workspace, formula = attention_workspace(shape, settings.attention, gpu)
+    if workspace:
+        yield Line(
+            key="attention_workspace",
+            label="attention workspace",
+            bytes=workspace,
+            formula=formula,
+            phases=DECODE,
+            knob="settings.attention",
+        )
+    batches = arithmetic.graph_batch_sizes(running)
+    graphs = FIRST_GRAPH_BYTES + NEXT_GRAPH_BYTES * (len(batches) - 1)
+    yield Line(
+        key="cuda_graphs",
+        label="CUDA graphs",
+        bytes=graphs,
+        source="guess",
+        phases=DECODE,
+        formula=f"{format_bytes(FIRST_GRAPH_BYTES)} + {len(batches) - 1} x {format_bytes(NEXT_GRAPH_BYTES)}",
+        knob="settings.max_running_requests",
+    )
+    yield Line(
+        key="logits",
+        label="logits",
+        bytes=running * shape.vocab_size * 4,
+        phases=DECODE,
+        formula=f"{running} x {format_count(shape.vocab_size)} x 4 B",
+    )
+    yield Line(
+        key="autotune_scratch",
+        label="autotune scratch",
+        bytes=AUTOTUNE_BYTES,
+        phases=("capture",),
+        source="guess",
+        formula="one Triton probe; the allocator reuses it later",
+    )
+    tokens = min(settings.prefill_chunk_tokens, settings.kv_tokens)
+    each = activation_bytes_per_token(shape)
+    yield Line(
+        key="prefill_transient",
+        label="prefill activations",
+        bytes=tokens * each,
+        phases=("prefill",),
+        formula=f"{format_count(tokens)} tokens x {each / KIB:.1f} KiB",
+        knob="settings.prefill_chunk_tokens",
+    )
+
+
+def attention_workspace(shape: ModelShape, attention: str | None, gpu: Gpu) -> tuple[int, str]:
+    """Fixed bytes of the attention backend, and their formula; triton has none."""
+    names = set((attention or "triton").split(","))
+    a = shape.attention
+    if names & {"fi"}:
+        tile = 64 if a.head_dim >= 256 else 128
+        split = a.heads * -(-2 * (gpu.sm_count or 30) // max(1, a.kv_heads)) * tile * a.head_dim * 4 + 32 * MIB
+        return max(256 * MIB, split) + 8 * MIB, "FlashInfer: max(256 MiB, split scratch) + 8 MiB"
+    if names & {"trtllm", "fa"}:
+        return 128 * MIB, "128 MiB"
+    return 0, ""
+
+
+def _expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["serial", "parallel"] | None:
+    """The engine's own rule (parallel when all shards and the largest fit in what is available), and our ledger's."""
+    wanted = request.recipe.settings.expert_load
+    if wanted != "auto":
+        return wanted
+    if settings.strategy == "fused":
+        return None
+    shape, available = request.shape, available_ram(request)
+    tensor = shape.experts.bank_bytes if shape.experts.is_stacked else shape.experts.expert_bytes // 3
+    if tensor >= 16 * MIB or available <= shape.disk_bytes + largest_shard(shape):
+        return "serial"
+    peak = RUNTIME_BYTES + slot_bytes(shape) * shape.experts.count + parallel_loader_bytes(shape) + RAM_HEADROOM_BYTES
+    peak += shape.embedding.bytes if settings.embed_on_host else 0
+    return "parallel" if peak <= available else "serial"
+
+
+def parallel_loader_bytes(shape: ModelShape) -> int:
+    """What the parallel reader holds beyond the full banks at its worst moment.
+
+    While shard k of n is read, the banks are (k + 1) / n filled and up to four shards are in flight.
+    """
+    banks, shard = slot_bytes(shape) * shape.experts.count, largest_shard(shape)
+    count = len(shape.shards) or max(1, -(-shape.disk_bytes // max(1, shard)))
+    peak = max(banks * (k + 1) // count + min(4, count - k) * shard for k in range(count))
+    return max(0, peak - banks)
+
+
+def largest_shard(shape: ModelShape) -> int:
+    """Bytes of the checkpoint's largest file; 4 GiB or the whole where its files are not known."""
+    return max((shard.bytes for shard in shape.shards), default=min(4 * GIB, shape.disk_bytes))
+
+
+def _ram_lines(request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
+    shape, experts = request.shape, request.shape.experts
+    yield Line(
+        key="runtime",
+        label="runtime",
+        bytes=RUNTIME_BYTES,
+        source="guess",
+        formula="Python, torch, CUDA's host side, tokenizers: 2 to 4 GiB",
+    )
+    if settings.strategy != "fused":
+        yield Line(
+            key="expert_banks",
+            label="expert banks",
+            bytes=slot_bytes(shape) * experts.count,
+            formula=f"{format_count(experts.count)} experts x {format_count(slot_bytes(shape))} B, page-locked",
+            knob="settings.strategy",
+        )
+    if settings.embed_on_host:
+        yield Line(
+            key="host_embedding",
+            label="embedding on the host",
+            bytes=shape.embedding.bytes,
+            source=shape_source(shape),
+            knob="settings.embed_on_host",
+        )
+    if not settings.text_only and shape.vision.bytes:
+        yield Line(key="vision", label="vision tower", bytes=shape.vision.bytes, source=shape_source(shape))
+    if settings.expert_load == "parallel":
+        yield Line(
+            key="loader_peak",
+            label="parallel loader",
+            bytes=parallel_loader_bytes(shape),
+            phases=("load",),
+            formula=f"shards read ahead of the banks they fill, largest {format_bytes(largest_shard(shape))}",
+            knob="settings.expert_load",
+        )
+    else:
+        yield Line(
+            key="loader_peak",
+            label="serial loader",
+            bytes=GIB,
+            phases=("load",),
+            source="guess",
+            formula="one layer and its tensors",
+            knob="settings.expert_load",
+        )
+
+
+#: Decode steps cost more with work on both sides: submit and merge for each layer.
+STEP_OVERHEAD_S = {"fused": 0.0025, "offload": 0.003, "hybrid": 0.005, "cpu": 0.005}
+
+
+def _speed_traits(request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
+    shape, experts = request.shape, request.shape.experts
+    curve, curve_range, note = hit_curve_prior(shape)
+    path = {"fused": "none", "offload": "pcie", "hybrid": "hybrid", "cpu": "dram"}[settings.strategy]
+    streams = settings.strategy != "fused"
+    return SpeedTraits(
+        experts=experts.count,
+        experts_per_token=experts.layers * experts.top_k,
+        expert_bytes=slot_bytes(shape),
+        dense_read_bytes=shape.dense.bytes + shape.shared_experts.bytes + (shape.head.bytes or shape.embedding.bytes),
+        kv_read_bytes_per_token=shape.kv_bytes_per_token(),
+        state_read_bytes=2 * shape.state_bytes_per_sequence(state_element_bytes(settings)),
+        active_parameters=active_parameters(shape),
+        full_attention_layers=shape.attention.count("full") + shape.attention.count("mla"),
+        attention_width=shape.attention.heads * shape.attention.head_dim,
+        miss_path=path,
+        step_overhead_s=STEP_OVERHEAD_S[settings.strategy],
+        prefill_stream_bytes=slot_bytes(shape) * experts.count if streams else 0,
+        is_stream_overlapped=settings.prefill_overlap is not False,
+        stream_path="pcie" if streams else "none",
+        hit_curve_c=curve,
+        hit_curve_range=curve_range,
+        hit_curve_note=note,
+    )
+
+
+def hit_curve_prior(shape: ModelShape) -> tuple[float, tuple[float, float], str]:
+    """`c` of the hit-rate law by family, its published range, and a sentence that says it is a prior."""
+    if shape.family.startswith(("qwen3_5", "qwen3_6")):
+        curve, curve_range = 9.0, (8.0, 10.0)
+    else:
+        curve, curve_range = 11.0, (7.0, 14.0)
+    note = (
+        f"hit rate from a published prior (c = {curve:g}, {curve_range[0]:g} to {curve_range[1]:g}), not measured here"
+    )
+    return curve, curve_range, note

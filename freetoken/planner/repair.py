@@ -1,0 +1,211 @@
+"""The smallest changes that turn a no into a yes, each planned again before it is offered.
+
+A repair is a set of `--set` arguments that can be pasted. What an engine's own message advises is never repeated
+unchecked: a suggestion that does not plan is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from freetoken.planner.budget import Budget, is_wsl_policy
+from freetoken.planner.limits import check_limits
+from freetoken.planner.memory import Finding
+from freetoken.planner.plan import PlanRequest, Repair
+from freetoken.recipe.model import Recipe, Settings, Size
+from freetoken.units import format_bytes
+
+if TYPE_CHECKING:
+    from freetoken.adapters.base import EngineAdapter
+    from freetoken.planner.solve import Attempt
+
+#: How many repairs are shown.
+MOST_REPAIRS = 4
+#: Settings whose fixed value may be what does not fit, in the order in which giving it up costs least.
+RELEASABLE = (
+    "expert_slots",
+    "memory_ratio",
+    "prefill_chunk_tokens",
+    "attention",
+    "embed_on_host",
+    "prefix_cache",
+    "prefill_overlap",
+    "max_running_requests",
+    "kv_tokens",
+    "strategy",
+    "expert_load",
+    "cpu_layers",
+    "gpu",
+)
+
+
+class UnknownFieldError(ValueError):
+    """A dotted path that names no field of a recipe."""
+
+
+def apply_sets(recipe: Recipe, sets: dict[str, Any]) -> Recipe:
+    """`recipe` with dotted fields replaced, validated again. Raises ValidationError or UnknownFieldError."""
+    document = recipe.model_dump(mode="json")
+    for path, value in sets.items():
+        *parents, leaf = path.split(".")
+        target: Any = document
+        for name in parents:
+            target = target.get(name)
+            if not isinstance(target, dict):
+                raise UnknownFieldError(f"`{path}` names no field of a recipe")
+        target[leaf] = value
+    return Recipe.model_validate(document)
+
+
+def find_repairs(request: PlanRequest, adapter: EngineAdapter) -> tuple[Repair, ...]:
+    """Changes that plan, the ones that keep most predicted decode speed first; few changes before many."""
+    repairs: list[Repair] = []
+    for size in (1, 2):
+        for sets in _proposals(request, adapter, size):
+            repair = _check(request, adapter, sets)
+            if repair is not None:
+                repairs.append(repair)
+        if repairs:
+            break
+    if not repairs:
+        everything = _release_all(request)
+        repair = _check(request, adapter, everything) if everything else None
+        repairs = [repair] if repair is not None else []
+    unique = {tuple(sorted(one.sets.items())): one for one in repairs}
+    ranked = sorted(unique.values(), key=lambda one: -(one.predicted_decode_tps or 0))
+    return tuple(ranked[:MOST_REPAIRS])
+
+
+def _proposals(request: PlanRequest, adapter: EngineAdapter, size: int) -> Iterator[dict[str, Any]]:
+    single = [*_releases(request), *_lighter(request, adapter)]
+    if size == 1:
+        yield from single
+        return
+    for index, first in enumerate(single):
+        for second in single[index + 1 :]:
+            if not first.keys() & second.keys():
+                yield first | second
+
+
+def _releases(request: PlanRequest) -> Iterator[dict[str, Any]]:
+    """Each fixed setting given back to the planner, which then finds the value that fits."""
+    for name in RELEASABLE:
+        if getattr(request.recipe.settings, name) != Settings.model_fields[name].default:
+            yield {f"settings.{name}": "auto"}
+
+
+def _release_all(request: PlanRequest) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for one in _releases(request):
+        merged |= one
+    return merged
+
+
+def _lighter(request: PlanRequest, adapter: EngineAdapter) -> Iterator[dict[str, Any]]:
+    """Things that the recipe leaves open or asks for, made smaller."""
+    recipe = request.recipe
+    if recipe.headroom == "desktop" and not is_wsl_policy(request):
+        yield {"headroom": "server"}
+    knobs = {knob.name for knob in adapter.knobs}
+    if "state_dtype" in knobs and request.shape.state_bytes_per_sequence() and recipe.settings.state_dtype == "model":
+        yield {
+            "allow_quality_changes": sorted({*recipe.allow_quality_changes, "state_dtype"}),
+            "settings.state_dtype": "bfloat16",
+        }
+    workload = recipe.workload
+    if workload.concurrency > 1:
+        yield {"workload.concurrency": 1}
+    needed = workload.needed_context_tokens
+    if workload.context_tokens > needed:
+        yield {"workload.context_tokens": needed}
+    if workload.turns > 1:
+        yield {"workload.turns": max(1, workload.turns // 2), "workload.context_tokens": 0}
+
+
+def _check(request: PlanRequest, adapter: EngineAdapter, sets: dict[str, Any]) -> Repair | None:
+    """The repair of `sets` when it plans, with the value that the planner found in place of `auto`."""
+    attempt = try_sets(request, adapter, sets)
+    if attempt is None:
+        return None
+    pinned = {path: _pin(path, value, attempt) for path, value in sets.items()}
+    if pinned != sets and try_sets(request, adapter, pinned) is None:
+        pinned = sets
+    ledger = attempt.budget.vram or attempt.budget.ram
+    return Repair(
+        description=_describe(pinned, attempt),
+        sets={path: _as_argument(value) for path, value in pinned.items()},
+        frees_bytes=max(0, ledger.left_bytes - ledger.headroom_bytes),
+        predicted_decode_tps=attempt.prediction.decode_tps,
+    )
+
+
+def try_sets(request: PlanRequest, adapter: EngineAdapter, sets: dict[str, Any]) -> Attempt | None:
+    """The feasible attempt of `request` with `sets` applied; None where that does not plan either."""
+    from freetoken.planner.solve import search
+
+    try:
+        recipe = apply_sets(request.recipe, sets)
+    except (ValidationError, UnknownFieldError):
+        return None
+    changed = request.model_copy(update={"recipe": recipe})
+    if any(finding.is_fatal for finding in check_limits(changed, adapter.limits)):
+        return None
+    attempt = search(changed, adapter.memory_model)
+    return attempt if attempt is not None and attempt.is_feasible else None
+
+
+def _pin(path: str, value: Any, attempt: Attempt) -> Any:
+    name = path.removeprefix("settings.")
+    if value != "auto" or name == "gpu":
+        return value
+    resolved = getattr(attempt.budget.settings, name, None)
+    return value if resolved is None else resolved
+
+
+def _as_argument(value: Any) -> str:
+    """The text after `=` of a `--set` argument."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(str(one) for one in value) + "]"
+    return str(value)
+
+
+def _describe(sets: dict[str, Any], attempt: Attempt) -> str:
+    changes = ", ".join(f"{path.removeprefix('settings.')} {_as_argument(value)}" for path, value in sets.items())
+    prediction = attempt.prediction
+    return f"{changes}: {attempt.budget.settings.expert_slots:,} slots, {prediction.decode_tps:.3g} tok/s predicted"
+
+
+def suggest_alternatives(
+    request: PlanRequest, adapter: EngineAdapter, budget: Budget | None, fatal: list[Finding]
+) -> tuple[str, ...]:
+    """What would work instead, in words: findings' own hints, then what the missing bytes mean for this machine."""
+    words = [finding.hint for finding in fatal if finding.hint]
+    if budget is None:
+        return tuple(dict.fromkeys(words))
+    for ledger in budget.ledgers:
+        if not ledger.missing_bytes:
+            continue
+        missing = format_bytes(ledger.missing_bytes)
+        if ledger.kind == "vram":
+            words.append(f"a card with {missing} more VRAM free, or what holds VRAM now closed")
+        elif ledger.kind == "ram":
+            words.append(_ram_alternative(request, adapter, missing))
+        else:
+            words.append(f"{missing} more disk free on {request.hardware.disk.path or 'the disk of the models'}")
+    return tuple(dict.fromkeys(words))
+
+
+def _ram_alternative(request: PlanRequest, adapter: EngineAdapter, missing: str) -> str:
+    bank = format_bytes(request.shape.experts.bank_bytes)
+    text = f"{missing} more RAM for the {bank} of experts, or a smaller quantisation"
+    if not adapter.is_embedded:
+        text += "; engine `native` reads experts from disk where RAM is short: `--set engine.name=native`"
+    return text
+
+
+__all__ = ["Size", "UnknownFieldError", "apply_sets", "find_repairs", "suggest_alternatives", "try_sets"]
