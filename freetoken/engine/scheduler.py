@@ -130,7 +130,7 @@ class Engine:
     def memory(self) -> dict[str, int]:
         """Bytes really allocated, by ledger key."""
         states = self.state_bytes_per_sequence * len(self._running)
-        return self.loaded.memory() | {"kv_cache": self.pool.bytes} | ({"linear_state": states} if states else {})
+        return dict(self.loaded.memory()) | {"kv_cache": self.pool.bytes} | ({"linear_state": states} if states else {})
 
     def rebuild(
         self, expert_slots: int | None = None, kv_tokens: int | None = None, *, timeout_s: float = 300.0
@@ -190,14 +190,22 @@ class Engine:
     def _run(self) -> None:
         if self.config.cpu_threads:
             torch.set_num_threads(self.config.cpu_threads)
-        with torch.inference_mode():
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or self._commands or self._waiting or self._running)
-                    if self._is_closed:
-                        break
-                self._step()
-        self._end_all(EngineClosedError("the engine was stopped"))
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:
+            log.exception("the engine's thread ended")
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._end_all(EngineClosedError("the engine was stopped"))
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._commands or self._waiting or self._running)
+                if self._is_closed:
+                    return
+            self._step()
 
     def _step(self) -> None:
         """One round: commands, cancellations, admissions, one chunk of the oldest prompt, one token for all others."""

@@ -63,7 +63,9 @@ class CountingExperts:
 
     def counters(self) -> SimpleNamespace:
         lookups = 6 * self.phases.count("decode")
-        return SimpleNamespace(lookups=lookups, hits=lookups // 2, misses=lookups - lookups // 2, miss_bytes=1024 * (lookups // 2))
+        return SimpleNamespace(
+            lookups=lookups, hits=lookups // 2, misses=lookups - lookups // 2, miss_bytes=1024 * (lookups // 2)
+        )
 
     def close(self) -> None:
         self.phases.append("closed")
@@ -84,7 +86,9 @@ def make_loaded(family: str = "qwen3_moe", *, model: Any = None) -> SimpleNamesp
     """What `engine.loader.load_model` would return."""
     model = make_model(family) if model is None else model
     shape = SimpleNamespace(
-        experts=SimpleNamespace(per_layer=6, layers=3, count=18), state_bytes_per_sequence=lambda: 0, max_position_tokens=512
+        experts=SimpleNamespace(per_layer=6, layers=3, count=18),
+        state_bytes_per_sequence=lambda: 0,
+        max_position_tokens=512,
     )
     return SimpleNamespace(
         model=model, config=model.config, shape=shape, device=torch.device("cpu"), dtype=torch.float32,

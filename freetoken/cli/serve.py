@@ -1,0 +1,141 @@
+"""`ft serve`: the native engine in the foreground; what its adapter launches, and what a person can type."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from pydantic import ValidationError
+
+from freetoken import paths
+from freetoken.cli.output import examples, note
+from freetoken.engine.config import EngineConfig
+from freetoken.errors import UsageError
+from freetoken.server.listen import is_loopback, open_socket
+from freetoken.units import parse_tokens
+
+if TYPE_CHECKING:
+    import socket
+
+    from freetoken.server.state import ServerOptions
+
+_DEFAULTS = {name: field.default for name, field in EngineConfig.model_fields.items()}
+PORT, MAX_OUTPUT_TOKENS = 1919, 2048
+
+
+class TokenCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`8192` or `8k`."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The count. Fails with the words of `units`."""
+        try:
+            return parse_tokens(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("serve", epilog=examples("ft serve demo", "ft serve ./Qwen3-30B-A3B --device cuda --expert-slots 1024"))
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but the loopback needs an API key.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=_DEFAULTS["device"], show_default=True)
+@click.option("--gpu", metavar="UUID", help="UUID or index of the GPU; else the first one.")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default=_DEFAULTS["dtype"])
+@click.option(
+    "--strategy", type=click.Choice(["fused", "offload", "cpu"]), default=_DEFAULTS["strategy"], show_default=True
+)
+@click.option(
+    "--expert-slots", type=click.IntRange(0), default=_DEFAULTS["expert_slots"], help="0 = the fewest possible."
+)
+@click.option("--kv-tokens", type=TokenCount(), default=_DEFAULTS["kv_tokens"], show_default=True, help="e.g. 8k.")
+@click.option(
+    "--max-running-requests", type=click.IntRange(1), default=_DEFAULTS["max_running_requests"], show_default=True
+)
+@click.option("--prefill-chunk-tokens", type=TokenCount(), default=_DEFAULTS["prefill_chunk_tokens"], show_default=True)
+@click.option("--cpu-threads", type=click.IntRange(0), default=_DEFAULTS["cpu_threads"], help="0 = torch's choice.")
+@click.option("--embed-on-host/--no-embed-on-host", default=_DEFAULTS["embed_on_host"], help="Embedding table in RAM.")
+@click.option("--experts-from", type=click.Choice(["auto", "ram", "disk"]), default=_DEFAULTS["experts_from"])
+@click.option("--prefix-cache/--no-prefix-cache", default=True, help="Keep finished requests' KV for their next turn.")
+@click.option(
+    "--max-output-tokens",
+    type=TokenCount(),
+    default=MAX_OUTPUT_TOKENS,
+    show_default=True,
+    help="Where a request names none.",
+)
+@click.option("--served-model-name", metavar="NAME", help="Name in /v1/models; else the folder's.")
+@click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the API key clients must send.")
+@click.option("--trace", "trace_path", type=click.Path(path_type=Path), help="Record the routing of decode steps here.")
+def command(
+    model: str, host: str, port: int, prefix_cache: bool, max_output_tokens: int, served_model_name: str | None,
+    api_key_env: str | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Run the native engine on MODEL (a folder, or `demo`) in the foreground, until Ctrl-C."""
+    folder = find_folder(model)
+    api_key = read_api_key(api_key_env)
+    if api_key is None and not is_loopback(host):
+        raise UsageError(
+            f"{host} can be reached from other machines, and no API key is set",
+            hint="`--api-key-env VAR` with the key in VAR, or `--host 127.0.0.1`",
+        )
+    config = make_config(folder, settings)
+    listener = open_socket(host, port)
+    note(f"loading {folder} ...")
+    # From here on imports are heavy: the port is ours, and connections wait in its queue.
+    from freetoken.server.state import ServerOptions
+
+    options = ServerOptions(
+        host=host, port=listener.getsockname()[1], served_model_name=served_model_name or folder.name,
+        max_output_tokens=max_output_tokens, api_key=api_key,
+    )  # fmt: skip
+    _serve(options, listener, config, prefix_cache)
+
+
+def find_folder(model: str) -> Path:
+    """The checkpoint folder that MODEL names. Raises UsageError."""
+    folder = paths.package_data("demo-moe") if model == "demo" else Path(model).expanduser().absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"no model folder {folder}", hint="`ft serve demo`, or `ft model fetch REPO` for a model of a hub"
+        )
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} has no config.json, so it is no model folder")
+    return folder
+
+
+def read_api_key(variable: str | None) -> str | None:
+    """The key in the environment variable; None where none was named. Raises UsageError where it is unset or empty."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise UsageError(
+            f"`--api-key-env {variable}`: that environment variable is not set", hint=f"export {variable}=..."
+        )
+    return os.environ[variable]
+
+
+def make_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:
+    """The engine's settings. Raises UsageError with every finding."""
+    try:
+        return EngineConfig(model_path=folder, **settings)
+    except ValidationError as error:
+        found = tuple(f"`--{str(one['loc'][0]).replace('_', '-')}`: {one['msg']}" for one in error.errors())
+        raise UsageError(found[0], details=found[1:]) from error
+
+
+def _serve(options: ServerOptions, listener: socket.socket, config: EngineConfig, prefix_cache: bool) -> NoReturn:
+    from freetoken.server.run import make_loader, run_server
+
+    code = run_server(options, listener, make_loader(config, reuse_prefixes=prefix_cache))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread.name in ("ft-load", "ft-engine") and thread.is_alive() for thread in threading.enumerate()):
+        # A load cannot be interrupted, and tearing the interpreter down under its native code would crash.
+        os._exit(code)
+    sys.exit(code)
