@@ -26,6 +26,7 @@ from freetoken.store.rows import (
     MeasuredLine,
     ResultRow,
     Row,
+    RunFacts,
     RunRow,
     make_timestamp,
 )
@@ -91,17 +92,7 @@ class Store:
 
     def record_machine(self, hardware: Hardware, fingerprint: str) -> int:
         """The id of the machine with `fingerprint`; its description and `last_seen` are brought up to date."""
-        row = MachineRow(fingerprint=fingerprint, name=hardware.name, hardware=hardware)
-
-        def change() -> int:
-            known = self._one("SELECT id FROM machines WHERE fingerprint = ?", (fingerprint,))
-            if known is None:
-                return self._insert("machines", row)
-            fresh = {"name": row.name, "hardware": _dump(row)["hardware"], "last_seen": row.last_seen}
-            self._tables["machines"].update(known["id"], fresh)
-            return int(known["id"])
-
-        return self._write(change)
+        return self._write(lambda: self._put_machine(hardware, fingerprint))
 
     def record_deployment(self, row: DeploymentRow) -> int:
         """The id of the new row."""
@@ -127,15 +118,36 @@ class Store:
         names = ", ".join(f"{name} = ?" for name in fresh)
         self._write(lambda: self.connection.execute(f"UPDATE runs SET {names} WHERE id = ?", (*fresh.values(), run_id)))
 
-    def record_event(self, row: EventRow) -> int:
-        """The id of the new row."""
-        return self._write(lambda: self._insert("events", row))
+    def record_event(self, row: EventRow) -> None:
+        """Keeps `row`; one that is known already (same run, time, kind and message) is not kept twice."""
+        self.record_events((row,))
 
     def record_events(self, rows: Iterable[EventRow]) -> None:
-        """Keeps all of `rows` in one transaction."""
+        """The same for several, in one transaction."""
         dumped = [_dump(row) for row in rows]
         if dumped:
-            self._write(lambda: self._tables["events"].insert_all(dumped))
+            self._write(lambda: self._tables["events"].insert_all(dumped, ignore=True))
+
+    def record_facts(self, facts: RunFacts) -> int:
+        """Keeps all that a run says of itself in one transaction; the id of its machine.
+
+        Recording the same facts again changes nothing but `last_seen`.
+        """
+
+        def change() -> int:
+            machine_id = self._put_machine(facts.hardware, facts.fingerprint)
+            run = facts.run.model_copy(update={"machine_id": machine_id})
+            self._tables["runs"].insert(_dump(run), replace=True)
+            if facts.deployment is not None and not self._has("deployments", run_id=run.id):
+                self._insert("deployments", facts.deployment.model_copy(update={"id": None}))
+            self._put_lines(run.id, facts.lines, facts.context, machine_id)
+            for result in facts.results:
+                if not self._has("results", run_id=run.id, kind=result.kind, measured_at=result.measured_at):
+                    fresh = {"id": None, "run_id": run.id, "machine_id": machine_id}
+                    self._insert("results", result.model_copy(update=fresh))
+            return machine_id
+
+        return self._write(change)
 
     def record_result(self, row: ResultRow) -> int:
         """The id of the new row."""
@@ -145,10 +157,7 @@ class Store:
         self, run_id: str, lines: Sequence[MeasuredLine], context: LineContext, *, machine_id: int | None = None
     ) -> None:  # fmt: skip
         """Keeps planned and measured bytes of a launch; a second reading of the same line replaces the first."""
-        facts = {"run_id": run_id, "machine_id": machine_id, "recorded_at": make_timestamp(), **context.model_dump()}
-        dumped = [{**facts, **line.model_dump()} for line in lines]
-        if dumped:
-            self._write(lambda: self._tables["measured_lines"].insert_all(dumped, replace=True))
+        self._write(lambda: self._put_lines(run_id, lines, context, machine_id))
 
     # --- reading
 
@@ -237,7 +246,28 @@ class Store:
         row = self._one(query, values)
         return (row["error"], row["launches"]) if row is not None else (None, 0)
 
-    # --- plumbing
+    # --- plumbing: called inside a transaction
+
+    def _put_machine(self, hardware: Hardware, fingerprint: str) -> int:
+        row = MachineRow(fingerprint=fingerprint, name=hardware.name, hardware=hardware)
+        known = self._one("SELECT id FROM machines WHERE fingerprint = ?", (fingerprint,))
+        if known is None:
+            return self._insert("machines", row)
+        fresh = {"name": row.name, "hardware": _dump(row)["hardware"], "last_seen": row.last_seen}
+        self._tables["machines"].update(known["id"], fresh)
+        return int(known["id"])
+
+    def _put_lines(
+        self, run_id: str, lines: Sequence[MeasuredLine], context: LineContext, machine_id: int | None
+    ) -> None:  # fmt: skip
+        facts = {"run_id": run_id, "machine_id": machine_id, "recorded_at": make_timestamp(), **context.model_dump()}
+        dumped = [{**facts, **line.model_dump()} for line in lines]
+        if dumped:
+            self._tables["measured_lines"].insert_all(dumped, replace=True)
+
+    def _has(self, table: str, **filters: Any) -> bool:
+        where, values = _where(**filters)
+        return self._one(f"SELECT 1 FROM {table}{where} LIMIT 1", values) is not None
 
     @cached_property
     def _tables(self) -> Database:

@@ -127,3 +127,15 @@ class LineContext(Row):
     gpu_generation: str | None = None
     #: `linux`, `wsl`, ...
     os: str = "linux"
+
+
+class RunFacts(Row):
+    """What a run folder keeps for the store (`facts.json`), so that every table can be made again from it."""
+
+    fingerprint: str
+    hardware: Hardware
+    run: RunRow
+    deployment: DeploymentRow | None = None
+    context: LineContext
+    lines: tuple[MeasuredLine, ...] = ()
+    results: tuple[ResultRow, ...] = ()

@@ -42,9 +42,10 @@ def m002_events_results(db: Database) -> None:
     """What happened in a run, and what was measured."""
     db["events"].create(
         {"id": int, "run_id": str, "at": str, "kind": str, "message": str, "data": str},
-        pk="id", not_null={"run_id", "at", "kind"},
+        pk="id", not_null={"run_id", "at", "kind", "message"},
     )  # fmt: skip
-    db["events"].create_index(["run_id", "at"])
+    # An event is read from the run's `events.jsonl` by whoever comes along; the second time it is known.
+    db["events"].create_index(["run_id", "at", "kind", "message"], unique=True)
     db["results"].create(
         {"id": int, "run_id": str, "machine_id": int, "recipe_name": str, "workload": str, "engine": str,
          "engine_version": str, "model_name": str, "kind": str, "settings": str, "metrics": str, "is_estimated": int,

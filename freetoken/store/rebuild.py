@@ -1,0 +1,179 @@
+"""The database made anew from the run folders, which are the truth.
+
+A run folder holds `launch.json`, `plan.json`, `events.jsonl`, `keeper.json` and, once it was proven, `facts.json`.
+A folder that cannot be read is left out and named; nothing in the folders is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from freetoken.errors import BadFileError
+from freetoken.store import database
+from freetoken.store.results import Store, open_store
+from freetoken.store.rows import EventRow, Row, RunFacts, RunRow, make_timestamp
+
+FACTS_FILE = "facts.json"
+
+
+class RebuildReport(Row):
+    """What was read, and what was left out, one sentence each."""
+
+    runs: int
+    events: int
+    results: int
+    set_aside: str | None = None
+    skipped: tuple[str, ...] = ()
+
+
+def write_facts(run_dir: Path, facts: RunFacts) -> None:
+    """Writes `facts.json` by a temporary name that is renamed. Raises OSError."""
+    target = run_dir / FACTS_FILE
+    temporary = target.with_name(f".{FACTS_FILE}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def rebuild_from_runs(runs_dir: Path, path: Path) -> RebuildReport:
+    """Sets the database at `path` aside and makes a new one from the folders in `runs_dir`.
+
+    A database of a newer tool is refused with BadFileError like everywhere else: it is not damaged.
+    """
+    from filelock import FileLock
+
+    _refuse_newer(path)
+    with database.in_words(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.rebuild.lock", timeout=database.LOCK_TIMEOUT_S):
+            fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+            _remove_with_journal(fresh)
+            with open_store(fresh) as store:
+                report = _fill(store, runs_dir)
+                # One file is to be renamed: what stands in the journal goes into it first.
+                store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            set_aside = _swap(fresh, path)
+    return report.model_copy(update={"set_aside": str(set_aside) if set_aside else None})
+
+
+def _refuse_newer(path: Path) -> None:
+    try:
+        database.check_header(path)
+    except BadFileError as error:
+        if "version" in error.message:
+            raise
+
+
+def _swap(fresh: Path, path: Path) -> Path | None:
+    kept: Path | None = None
+    if path.exists():
+        kept = path.with_name(f"{path.name}.{make_timestamp()[:19].replace(':', '')}.old")
+        os.replace(path, kept)
+    for suffix in ("-wal", "-shm"):
+        journal = Path(f"{path}{suffix}")
+        if kept is not None and journal.exists():
+            os.replace(journal, Path(f"{kept}{suffix}"))
+        journal.unlink(missing_ok=True)
+    os.replace(fresh, path)
+    _remove_with_journal(fresh)
+    return kept
+
+
+def _remove_with_journal(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _fill(store: Store, runs_dir: Path) -> RebuildReport:
+    skipped: list[str] = []
+    counts = {"runs": 0, "events": 0, "results": 0}
+    folders = sorted(one for one in runs_dir.iterdir() if one.is_dir()) if runs_dir.is_dir() else []
+    for folder in folders:
+        run = _read_run(folder)
+        if run is None:
+            skipped.append(f"{folder.name}: no `launch.json` or `plan.json` that can be read")
+            continue
+        facts = _read_facts(folder, run)
+        if facts is not None:
+            store.record_facts(facts)
+            counts["results"] += len(facts.results)
+        else:
+            store.record_run(run)
+        events = list(_read_events(folder))
+        store.record_events(events)
+        counts["runs"] += 1
+        counts["events"] += len(events)
+    return RebuildReport(**counts, skipped=tuple(skipped))
+
+
+def _read_run(folder: Path) -> RunRow | None:
+    launch, plan, keeper = (_read_json(folder / f"{name}.json") for name in ("launch", "plan", "keeper"))
+    if launch is None or plan is None:
+        return None
+    outcome = {"stopped": "stopped", "failed": "failed", "ready": "ready"}.get(
+        str((keeper or {}).get("state")), "running"
+    )
+    keeper = keeper or {}
+    row = {
+        "id": folder.name,
+        "deployment": launch.get("name") or plan.get("recipe_name"),
+        "engine": plan.get("engine"),
+        "engine_version": plan.get("engine_version"),
+        "model_name": plan.get("model_name"),
+        "started_at": launch.get("created_at") or keeper.get("started_at") or make_timestamp(),
+        "ended_at": keeper.get("ended_at"),
+        "outcome": outcome,
+        "exit_code": keeper.get("exit_code"),
+        "error": keeper.get("cause") or None,
+        "plan": plan,
+    }
+    try:
+        return RunRow.model_validate(row)
+    except ValidationError:
+        return None
+
+
+def _read_facts(folder: Path, run: RunRow) -> RunFacts | None:
+    value = _read_json(folder / FACTS_FILE)
+    try:
+        facts = RunFacts.model_validate(value) if value is not None else None
+    except ValidationError:
+        return None
+    if facts is None:
+        return None
+    # How the run ended is known after the proof, so the keeper's word replaces that of the facts.
+    ending = {"outcome": run.outcome, "ended_at": run.ended_at, "exit_code": run.exit_code, "error": run.error}
+    return facts.model_copy(update={"run": facts.run.model_copy(update={"id": folder.name, **ending})})
+
+
+def _read_events(folder: Path) -> Iterator[EventRow]:
+    try:
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            value = json.loads(line)
+            yield EventRow(
+                run_id=folder.name, at=value["at"], kind=value["kind"],
+                message=value.get("message", ""), data=value.get("data", {}),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # The last line of a run that was killed may be half a line.
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
