@@ -7,6 +7,7 @@ both be true of one model (255 experts of 256), the checkpoint is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 from freetoken.checkpoint.config import ConfigFacts
 from freetoken.checkpoint.names import find_weight
@@ -22,6 +23,7 @@ from freetoken.checkpoint.shape import (
 from freetoken.checkpoint.table import TensorClass, TensorTable
 from freetoken.errors import BadFileError
 
+_FORMATS = frozenset(get_args(Format))
 _FLOATS: dict[str, Format] = {"F32": "f32", "F64": "f32", "BF16": "bf16", "F16": "f16"}
 _DTYPES: dict[str, Format] = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32"}
 #: A second format below this share of a group's bytes does not make it `mixed`: norms beside projections.
@@ -48,8 +50,10 @@ class Sorter:
         """Whether `one` holds scales or the like of another tensor."""
         return one.template in self._weight_of
 
-    def find_format(self, one: TensorClass) -> Format:
-        """The storage format of `one`; that of its weight for a companion."""
+    def find_format(self, one: TensorClass) -> str:
+        """The storage format of `one`: a `Format`, or the name of a ggml type; that of its weight for a companion."""
+        if one.dtype.startswith("ggml:"):
+            return one.dtype.removeprefix("ggml:")
         if (weight := self._weight_of.get(one.template)) is not None:
             formats = [self.find_format(other) for other in self._by_template[weight]]
             return next((each for each in formats if each not in ("bf16", "f16", "f32")), formats[0])
@@ -66,6 +70,8 @@ class Sorter:
         """Logical elements of `one`: two to a byte where 4-bit values are packed, none for companions."""
         if self.is_companion(one):
             return 0
+        if one.dtype.startswith("ggml:"):
+            return one.elements
         is_packed = one.dtype in ("U8", "I8") and self.find_format(one) in ("nvfp4", "mxfp4", "ds_fp4")
         return one.elements * (2 if is_packed else 1)
 
@@ -92,9 +98,14 @@ class Sorter:
 
 
 def pick_format(by_format: dict[str, int], mixed_ratio: float = MIXED_RATIO) -> Format:
-    """The format of a group: the one that holds nearly all its bytes, else `mixed`; bf16 for an empty group."""
+    """The format of a group: the one that holds nearly all its bytes, else `mixed`; bf16 for an empty group.
+
+    Any share of a ggml type makes it `gguf`; `by_format` then names the types.
+    """
     if not by_format:
         return "bf16"
+    if any(kind not in _FORMATS for kind in by_format):
+        return "gguf"
     largest = max(by_format, key=lambda kind: by_format[kind])
     is_mixed = sum(by_format.values()) - by_format[largest] > mixed_ratio * sum(by_format.values())
     return "mixed" if is_mixed else largest  # type: ignore[return-value]
@@ -125,7 +136,9 @@ def _find_fp4(companions: dict[str, TensorClass]) -> Format:
     return "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
 
 
-def make_shape(facts: ConfigFacts, table: TensorTable, *, shards: Iterable[Shard] = (), notes: Iterable[str] = ()) -> ModelShape:
+def make_shape(
+    facts: ConfigFacts, table: TensorTable, *, shards: Iterable[Shard] = (), notes: Iterable[str] = ()
+) -> ModelShape:
     """The shape of a model. Raises BadFileError where config and tensors contradict each other."""
     sorter = Sorter(table)
     roles: dict[str, list[TensorClass]] = {}
@@ -147,7 +160,7 @@ def make_shape(facts: ConfigFacts, table: TensorTable, *, shards: Iterable[Shard
         dtype=_DTYPES.get(facts.dtype, "bf16"),
         rotary_dim=facts.rotary_dim,
         tie_embeddings=head.bytes == 0 and embedding.bytes > 0,
-        quantization=describe_quantization(experts, groups),
+        quantization=describe_quantization(experts, groups, sorter.make_group(roles.get("expert", [])).by_format),
         experts=experts,
         attention=make_attention(facts, roles.get("dense", [])),
         dense=groups.get("dense", TensorGroup()),
@@ -202,7 +215,9 @@ def _make_experts(
             raise BadFileError(
                 f"{facts.name}: config.json says {facts.experts} experts, no tensor is named as one of a known layout"
             )
-        return Experts(layers=0, per_layer=0, top_k=0, hidden_size=facts.hidden_size, intermediate_size=0, expert_bytes=0)
+        return Experts(
+            layers=0, per_layer=0, top_k=0, hidden_size=facts.hidden_size, intermediate_size=0, expert_bytes=0
+        )
     by_layer: dict[int, int] = {}
     for one in classes:
         for layer, count in one.bytes_by_layer.items():
@@ -214,7 +229,11 @@ def _make_experts(
     if not 0 < facts.top_k <= per_layer:
         raise BadFileError(f"{facts.name}: `num_experts_per_tok` is {facts.top_k}, expected 1 to {per_layer}")
     is_stacked = not table.expert_bytes
-    largest = max(table.expert_bytes.values()) if table.expert_bytes else max(-(-size // per_layer) for size in by_layer.values())
+    largest = (
+        max(table.expert_bytes.values())
+        if table.expert_bytes
+        else max(-(-size // per_layer) for size in by_layer.values())
+    )
     by_format = sorter.make_group(classes).by_format
     projections = _count_projections(one.template for one in classes)
     return Experts(
@@ -242,7 +261,9 @@ def _count_experts(
         rows = {one.shape[0] for one in classes if len(one.shape) > 1}
         stacked = facts.experts or max(rows, default=0)
         if rows and rows != {stacked}:
-            raise BadFileError(f"{facts.name}: stacked experts of {sorted(rows)} rows, config.json says {facts.experts} experts")
+            raise BadFileError(
+                f"{facts.name}: stacked experts of {sorted(rows)} rows, config.json says {facts.experts} experts"
+            )
         return stacked
     counts = dict.fromkeys(layer_ids, 0)
     for layer, _ in table.expert_bytes:
@@ -250,12 +271,20 @@ def _count_experts(
     expected = facts.experts or max(counts.values())
     for layer, count in counts.items():
         if count != expected:
-            raise BadFileError(f"{facts.name}: layer {layer} has {count} routed experts in its tensors, expected {expected}")
+            raise BadFileError(
+                f"{facts.name}: layer {layer} has {count} routed experts in its tensors, expected {expected}"
+            )
     return expected
 
 
 def _find_intermediate(
-    facts: ConfigFacts, sorter: Sorter, classes: list[TensorClass], layer: int, per_layer: int, projections: int, notes: list[str]
+    facts: ConfigFacts,
+    sorter: Sorter,
+    classes: list[TensorClass],
+    layer: int,
+    per_layer: int,
+    projections: int,
+    notes: list[str],
 ) -> int:
     """Inner width of one expert, from its elements; the config's where they do not divide evenly."""
     elements = 0
@@ -303,10 +332,19 @@ _WORDS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "mxfp8": "MXFP8", "fp8": "FP8", "f
           "ds_fp4": "FP4 (e8m0 scales)", "bf16": "none", "f16": "none", "f32": "none"}  # fmt: skip
 
 
-def describe_quantization(experts: Experts, groups: dict[str, TensorGroup]) -> str:
+def describe_quantization(experts: Experts, groups: dict[str, TensorGroup], experts_by_format: dict[str, int]) -> str:
     """A word for people: `NVFP4 experts; dense fp8, shared nvfp4, head nvfp4`, or `none`."""
     parts = {"dense": "dense", "shared": "shared", "embedding": "embedding", "head": "head"}
     formats = {word: groups[role].format for role, word in parts.items() if role in groups and groups[role].bytes}
+    if "gguf" in (experts.format, *(group.format for group in groups.values())):
+        types: dict[str, int] = {}
+        for group in groups.values():
+            for kind, size in group.by_format.items():
+                types[kind] = types.get(kind, 0) + size
+        for kind, size in experts_by_format.items():
+            types[kind] = types.get(kind, 0) + size
+        shown = sorted(types, key=lambda kind: -types[kind])[:3]
+        return f"GGUF ({', '.join(shown)})"
     if not experts.count:
         return _WORDS.get(formats.get("dense", "bf16"), formats.get("dense", "none"))
     main = _WORDS.get(experts.format, experts.format)

@@ -1,4 +1,4 @@
-"""Model cards: the shapes of well-known models, so that `ft plan` answers before a byte is fetched and without a network.
+"""Model cards: shapes of well-known models, so that `ft plan` answers before a download and without a network.
 
 A card is one YAML file in `freetoken/data/cards/`: who it is, where its figures come from, what could not be verified,
 and a `ModelShape` written short (`40 x full` for forty entries, even layers left out). Where a card and a checkpoint's
@@ -127,7 +127,7 @@ def expand_shape(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expand(values: Any) -> tuple[Any, ...]:
-    """`[2 x full sliding, linear]` → full, sliding, full, sliding, linear; `3 to 91` → 3, 4, ... 91; whole numbers stay."""
+    """`[2 x full sliding, linear]` → full, sliding, full, sliding, linear; `3 to 91` → 3, 4, ... 91; numbers stay."""
     expanded: list[Any] = []
     for value in values if isinstance(values, (list, tuple)) else [values]:
         if not isinstance(value, str):

@@ -96,7 +96,9 @@ class ConfigReader:
         value = self.get(*names)
         if value is None:
             if default is None:
-                raise BadFileError(f"{self.where}: `{names[0]}` is missing; the model's shape cannot be told without it")
+                raise BadFileError(
+                    f"{self.where}: `{names[0]}` is missing; the model's shape cannot be told without it"
+                )
             return default
         if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
             value = max(value)  # a list with one entry a layer: the largest is what must fit
@@ -153,7 +155,7 @@ def parse_config(config: Any, *, name: str, where: str = "config.json") -> Confi
     ratios = _read_ratios(read, layers)
     if ratios:
         # DeepSeek-V4 keeps one shared key-value row of `head_dim` a token, thinned out by the ratio.
-        kinds, latent = ("mla",) * layers, head_dim
+        kinds, latent = tuple(["mla"] * layers), head_dim
     return ConfigFacts(
         name=name,
         family=str(read.text.get("model_type") or config.get("model_type") or "unknown"),
@@ -199,7 +201,9 @@ def _read_layers(read: ConfigReader) -> int:
         return len(pattern)
     listed = read.get("layers_block_type")
     default = len(listed) if isinstance(listed, list) else None
-    return read.get_int("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=default, low=1, high=MAX_LAYERS)
+    return read.get_int(
+        "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=default, low=1, high=MAX_LAYERS
+    )
 
 
 def _read_kinds(read: ConfigReader, layers: int) -> tuple[AttentionKind, ...]:
@@ -217,8 +221,8 @@ def _read_kinds(read: ConfigReader, layers: int) -> tuple[AttentionKind, ...]:
     if interval := read.get_int("sliding_window_pattern", default=0):
         return tuple("full" if (layer + 1) % interval == 0 else "sliding" for layer in range(layers))
     if read.get("sliding_window") and read.get("use_sliding_window") is not False and default == "full":
-        return ("sliding",) * layers
-    return (default,) * layers
+        default = "sliding"
+    return tuple([default] * layers)
 
 
 def _check_length(read: ConfigReader, kinds: tuple[AttentionKind, ...], layers: int) -> tuple[AttentionKind, ...]:

@@ -76,7 +76,9 @@ def pick_shards(names: Iterable[str]) -> list[str]:
         missing = sorted(set(range(1, count + 1)) - series[stem, count]) if count <= 100_000 else [count]
         if missing:
             shown = ", ".join(f"{stem}-{index:05d}-of-{count:05d}.safetensors" for index in missing[:3])
-            raise BadFileError(f"{len(missing)} of {count} shards are missing: {shown}", hint="fetch again: `ft model fetch REPO`")
+            raise BadFileError(
+                f"{len(missing)} of {count} shards are missing: {shown}", hint="fetch again: `ft model fetch REPO`"
+            )
         return [f"{stem}-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
     if "model.safetensors" in files:
         return ["model.safetensors"]
@@ -139,7 +141,8 @@ def _read_index(path: Path) -> dict[str, str]:
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise BadFileError(
-            f"{path.parent}: {len(missing)} of {len(files)} shards are missing: {shown}", hint="fetch again: `ft model fetch REPO`"
+            f"{path.parent}: {len(missing)} of {len(files)} shards are missing: {shown}",
+            hint="fetch again: `ft model fetch REPO`",
         )
     return weights
 
@@ -167,11 +170,14 @@ def _pick_gguf(folder: Path, names: Sequence[str]) -> Path:
         raise BadFileError(f"{folder}: holds {len(firsts)} GGUF models ({shown}); give the file itself")
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
         raise BadFileError(
-            f"{folder}: its weights are pickles (`{pickles[0]}`), which can run code; only safetensors and GGUF are loaded"
+            f"{folder}: its weights are pickles (`{pickles[0]}`), which can run code; "
+            "only safetensors and GGUF are loaded"
         )
     if "config.json" not in names:
         raise BadFileError(f"{folder}: has neither config.json nor a .gguf file: not a model")
-    raise BadFileError(f"{folder}: has config.json, but no safetensors", hint="fetch the weights: `ft model fetch REPO`")
+    raise BadFileError(
+        f"{folder}: has config.json, but no safetensors", hint="fetch the weights: `ft model fetch REPO`"
+    )
 
 
 def _read_gguf(path: Path) -> ModelShape:

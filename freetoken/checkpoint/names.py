@@ -17,41 +17,43 @@ Role = Literal["expert", "shared", "embedding", "head", "vision", "draft", "side
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)(\d+)(?=\.|$)")
 
-_RULES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
-    (re.compile(pattern), role)
-    for pattern, role in (
-        # Draft layers (multi-token prediction) hold experts and heads of their own, so they come first.
-        (r"(^|\.)(mtp|nextn|eagle\d*|draft_model|mtp_block|multi_token_predictor)(\.|_|$)", "draft"),
-        # Encoders and what joins them to the text model.
-        (
-            r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|vision|vit|vpm|audio_tower|audio_encoder|audio_model"
-            r"|multi_modal_projector|mm_projector|merger|resampler|embed_vision|embed_audio|image_newline|patch_merger"
-            r"|patch_embed|sound_encoder|radio_model|mlp1)(\.|$)",
-            "vision",
-        ),
-        (r"^(v|mm|a)\.", "vision"),  # a GGUF projector
-        # Routed experts: one set a layer and expert, or all experts of a layer stacked in one tensor.
-        (r"(^|\.)experts\.(#\.|gate_up_proj|gate_proj|up_proj|down_proj|w[123]\b|mlp\.w[123]|switch_)", "expert"),
-        (r"(^|\.)ffn_(gate|up|down|gate_up)_exps(\.|$)", "expert"),
-        (r"(^|\.)shared_expert_gate(\.|$)|(^|\.)ffn_gate_inp_shexp(\.|$)", "dense"),
-        (r"(^|\.)(shared_experts?|shared_mlp|shared_expert_mlp)(\.|$)|(^|\.)ffn_(gate|up|down)_shexp(\.|$)", "shared"),
-        # Tables that are looked up by token id in every layer.
-        (r"(^|\.)(ple_embedding\.\w|embed_tokens_per_layer|per_layer_embed\w*|engram\w*|ngram_embed\w*|per_layer_token_embd)", "side"),
-        (r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte|token_embd|embeddings|embedding)(\.|$)", "embedding"),
-        (r"^embed\.", "embedding"),
-        (r"(^|\.)(lm_head|embed_out)(\.|$)|^(head|output)\.(weight|scale|bias)", "head"),
-        # The dense part: attention of every kind, norms, routers, plain feed-forward blocks, and their companions.
-        (
-            r"(^|\.)(self_attn|attn|attention|linear_attn|self_attention|cross_attn|mixer|mamba|temporal_block|conv1d|conv"
-            r"|mlp|ffn|feed_forward|ple|scorer|block_sparse_moe|moe|router|gate|indexer|compressor|rotary_emb|attn_sinks|sinks)(\.|$)",
-            "dense",
-        ),
-        (r"(^|\.)\w*(norm|layernorm|ln_f|ln_\d)\w*(\.|$)", "dense"),
-        (r"(^|\.)(per_layer_\w+|layer_scalar|laurel|altup\w*|hc_\w+|\w*_hc|\w*hyper_connection\w*|enorm|hnorm|\w*bias|\w*scale|\w*_multiplier)(\.|$)", "dense"),
-        (r"^(blk\.#\.)(attn|ssm|ffn|indexer|exp_probs|post|layer)\w*", "dense"),
-        (r"^(output_norm|rope_freqs|token_types|output_hc\w*)", "dense"),
-    )
-)  # fmt: skip
+_RULES: tuple[tuple[str, Role], ...] = (
+    # Draft layers (multi-token prediction) hold experts and heads of their own, so they come first.
+    (r"(^|\.)(mtp|nextn|eagle\d*|draft_model|mtp_block|multi_token_predictor)(\.|_|$)", "draft"),
+    # Encoders and what joins them to the text model.
+    (
+        r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|vision|vit|vpm|audio_tower|audio_encoder|audio_model"
+        r"|multi_modal_projector|mm_projector|merger|resampler|embed_vision|embed_audio|image_newline|patch_merger"
+        r"|patch_embed|sound_encoder|radio_model|mlp1)(\.|$)",
+        "vision",
+    ),
+    (r"^(v|mm|a)\.", "vision"),  # a GGUF projector
+    # Routed experts: one set a layer and expert, or all experts of a layer stacked in one tensor.
+    (r"(^|\.)experts\.(#\.|gate_up_proj|gate_proj|up_proj|down_proj|w[123]\b|mlp\.w[123]|switch_)", "expert"),
+    (r"(^|\.)ffn_(gate|up|down|gate_up)_exps(\.|$)", "expert"),
+    (r"(^|\.)shared_expert_gate(\.|$)|(^|\.)ffn_gate_inp_shexp(\.|$)", "dense"),
+    (r"(^|\.)(shared_experts?|shared_mlp|shared_expert_mlp)(\.|$)|(^|\.)ffn_(gate|up|down)_shexp(\.|$)", "shared"),
+    # Tables that are looked up by token id in a layer of their own.
+    (r"(^|\.)(ple_embedding\.\w|embed_tokens_per_layer|per_layer_(token_)?embd?\w*|engram\w*|ngram_embed\w*)", "side"),
+    (r"(^|\.)(embed_tokens|(word_|tok_)?embeddings?|embed_in|wte|token_embd)(\.|$)|^embed\.", "embedding"),
+    (r"(^|\.)(lm_head|embed_out)(\.|$)|^(head|output)\.(weight|scale|bias)", "head"),
+    # The dense part: attention of every kind, norms, routers, plain feed-forward blocks, and their companions.
+    (
+        r"(^|\.)(self_attn|attn|attention|linear_attn|self_attention|cross_attn|mixer|mamba|temporal_block|conv1d|conv"
+        r"|mlp|ffn|feed_forward|ple|scorer|block_sparse_moe|moe|router|gate|indexer|compressor|rotary_emb|attn_sinks"
+        r"|sinks)(\.|$)",
+        "dense",
+    ),
+    (r"(^|\.)\w*(norm|layernorm|ln_f|ln_\d)\w*(\.|$)", "dense"),
+    (
+        r"(^|\.)(per_layer_\w+|layer_scalar|laurel|altup\w*|hc_\w+|\w*_hc|\w*hyper_connection\w*|enorm|hnorm|eh_proj"
+        r"|\w*bias|\w*scale|\w*_multiplier)(\.|$)",
+        "dense",
+    ),
+    (r"^(blk\.#\.)(attn|ssm|ffn|indexer|exp_probs|post|layer)\w*", "dense"),
+    (r"^(output_norm|rope_freqs|token_types|output_hc\w*)", "dense"),
+)
+_COMPILED = tuple((re.compile(pattern), role) for pattern, role in _RULES)
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
@@ -62,7 +64,7 @@ def split_name(name: str) -> tuple[str, tuple[int, ...]]:
 
 def find_role(template: str) -> Role:
     """What tensors of this template are for; `unknown` where no pattern knows it."""
-    for pattern, role in _RULES:
+    for pattern, role in _COMPILED:
         if pattern.search(template):
             return role
     return "unknown"
@@ -99,6 +101,7 @@ COMPANIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".qzeros", (".qweight",)),
     (".g_idx", (".qweight",)),
     (".scale", (".weight",)),
+    ("_scale", ("",)),
 )
 
 

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 #: Storage formats of a tensor group. `nvfp4` = packed e2m1 with e4m3 scales per 16, `fp8` = e4m3 with a scale
 #: per tensor, `fp8_block` = e4m3 with scales per 128 x 128, `mxfp4` = e2m1 with e8m0 scales per 32.
-Format = Literal["f32", "bf16", "f16", "fp8", "fp8_block", "nvfp4", "mxfp4", "mxfp8", "ds_fp4", "gguf", "mixed", "unknown"]
+Format = Literal[
+    "f32", "bf16", "f16", "fp8", "fp8_block", "nvfp4", "mxfp4", "mxfp8", "ds_fp4", "gguf", "mixed", "unknown"
+]
 AttentionKind = Literal["full", "sliding", "linear", "mamba", "mla", "none"]
 
 

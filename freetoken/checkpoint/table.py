@@ -113,7 +113,8 @@ class TensorTable:
                     size = sizes[(dtype, *shape)] = _count_bytes(name, dtype, shape, where)
                 if end - begin != size or begin < 0:
                     raise BadFileError(
-                        f"{where}: tensor `{name}` of {dtype} {shape} needs {size:,} bytes, its offsets are {begin} to {end}"
+                        f"{where}: tensor `{name}` of {dtype} {shape} needs {size:,} bytes, "
+                        f"its offsets are {begin} to {end}"
                     )
                 spans.append((begin, end, name))
             except (KeyError, TypeError, ValueError) as error:
@@ -154,7 +155,8 @@ def _count_bytes(name: str, dtype: Any, shape: Any, where: str) -> int:
         raise BadFileError(f"{where}: tensor `{name}` has the unknown dtype `{dtype}`")
     if any(type(dim) is not int or dim < 0 for dim in shape):
         raise BadFileError(f"{where}: tensor `{name}` has the impossible shape {shape}")
-    return -(-math.prod(shape) * DTYPE_BITS[dtype] // 8)
+    bits: int = math.prod(shape) * DTYPE_BITS[dtype]
+    return -(-bits // 8)
 
 
 def _check_spans(spans: list[tuple[int, int, str]], data_bytes: int, where: str) -> None:
@@ -184,7 +186,8 @@ def parse_header_length(prefix: bytes, file_bytes: int, where: str) -> int:
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise BadFileError(
-            f"{where}: claims a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,} are allowed: not a safetensors file"
+            f"{where}: claims a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,} are allowed: "
+            "not a safetensors file"
         )
     if length < 2 or 8 + length > file_bytes:
         raise BadFileError(f"{where}: claims a header of {length:,} bytes, the file has {file_bytes:,} in all")
