@@ -1,0 +1,362 @@
+"""The three ways to hold and compute experts: `fused` (all resident), `offload` (slots and a bank), `cpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from freetoken import units
+from freetoken.engine.banks import Bank, Progress
+from freetoken.engine.compute import Routing, run_group, run_pairs
+from freetoken.engine.experts import ExpertRuntime, host_indices
+from freetoken.engine.slots import Fetcher, allocate_records
+from freetoken.engine.staging import Staging
+from freetoken.errors import DoesNotFitError, UsageError
+from freetoken.residency import Batch, HitCounters, SlotTable
+
+_UPLOADS = 64
+
+
+class FusedExperts(ExpertRuntime):
+    """All experts on the device: no bank beside it on a GPU, the bank itself on the CPU."""
+
+    def __init__(
+        self, bank: Bank, modules: Sequence[nn.Module], device: torch.device, top_k: int, progress: Progress | None
+    ) -> None:
+        super().__init__(bank, modules, device, top_k)
+        self._lookups = 0
+        self._resident: list[torch.Tensor] = []
+        self._owned_bytes = 0
+        if device.type == "cuda":
+            self._upload(progress)
+        else:
+            self._resident = [block for block in map(bank.records, range(len(self.layouts))) if block is not None]
+
+    def _upload(self, progress: Progress | None) -> None:
+        fetcher = Fetcher(self.bank, self.device, self.slot_bytes)
+        everyone = range(self.experts_per_layer)
+        total = sum(layout.nbytes for layout in self.layouts) * self.experts_per_layer
+        for layer, layout in enumerate(self.layouts):
+            block = allocate_records(self.experts_per_layer, layout.nbytes, self.device)
+            fetcher.fetch(layer, everyone, everyone, block)
+            self._resident.append(block)
+            self._owned_bytes += block.numel()
+            if progress is not None:
+                progress("experts", self._owned_bytes, total)
+        torch.cuda.synchronize(self.device)
+
+    @property
+    def expert_slots(self) -> int:
+        """All experts."""
+        return self.max_slots
+
+    def counters(self) -> HitCounters:
+        """Every lookup is a hit."""
+        return HitCounters(self._lookups, self._lookups, 0, 0)
+
+    def memory(self) -> dict[str, int]:
+        """The resident records."""
+        return {"expert_slots": self._owned_bytes or self.bank.nbytes}
+
+    def _decode(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        records = self._resident[layer]
+        if not hidden.is_cuda:
+            routing = Routing.from_host(host_indices(index))
+            self._count(layer, routing.experts)
+            return self._on_records(layer, records, routing, hidden, weights)
+        if self._trace is not None or hidden.shape[0] > 1:
+            self._count(layer, np.unique(host_indices(index)).tolist())
+        else:
+            self._lookups += index.shape[-1]
+        return run_pairs(self.modules[layer], self.layouts[layer], records, index, hidden, weights)
+
+    def _prefill(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        routing = Routing.from_device(index, self.experts_per_layer)
+        return self._on_records(layer, self._resident[layer], routing, hidden, weights)
+
+    def _count(self, layer: int, experts: list[int]) -> None:
+        self._lookups += len(experts)
+        self._note_step(layer, experts)
+
+    def close(self) -> None:
+        """Free the records."""
+        self._resident = []
+        super().close()
+
+
+class CpuExperts(ExpertRuntime):
+    """Experts computed on the CPU from the bank; with a GPU, prefill still streams through its buffers."""
+
+    def __init__(self, bank: Bank, modules: Sequence[nn.Module], device: torch.device, top_k: int) -> None:
+        super().__init__(bank, modules, device, top_k)
+        self._host = Staging(
+            Fetcher(bank, torch.device("cpu"), self.slot_bytes), self.layouts, bank.experts, self.slot_bytes
+        )
+        if bank.is_resident:
+            self._host.close()
+        self._staging: Staging | None = None
+        if device.type == "cuda":
+            self._staging = Staging(Fetcher(bank, device, self.slot_bytes), self.layouts, bank.experts, self.slot_bytes)
+
+    @property
+    def expert_slots(self) -> int:
+        """None on the device."""
+        return 0
+
+    def counters(self) -> HitCounters:
+        """Nothing is looked up."""
+        return HitCounters()
+
+    def memory(self) -> dict[str, int]:
+        """The bank, and the buffers."""
+        staging = self._staging.nbytes if self._staging is not None else self._host.nbytes
+        return {"expert_banks": self.bank.nbytes, "prefill_staging": staging}
+
+    def _decode(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        chosen = host_indices(index)
+        routing = Routing.from_host(chosen)
+        self._note_step(layer, routing.experts)
+        if not hidden.is_cuda:
+            return self._compute(layer, routing, hidden, weights)
+        # A CPU is quicker in float32 than in a 16-bit type that it has to emulate.
+        return self._compute(layer, routing, hidden.cpu().float(), weights.cpu()).to(hidden.device)
+
+    def _compute(self, layer: int, routing: Routing, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        records = self.bank.records(layer)
+        if records is not None:
+            return self._on_records(layer, records, routing, hidden, weights)
+        return self._host.run(layer, self.modules[layer], routing, hidden, weights)
+
+    def _prefill(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        routing = Routing.from_device(index, self.experts_per_layer)
+        if self._staging is None:
+            return self._compute(layer, routing, hidden, weights)
+        return self._staging.run(layer, self.modules[layer], routing, hidden, weights)
+
+    def close(self) -> None:
+        """Free the buffers and the bank."""
+        self._host.close()
+        if self._staging is not None:
+            self._staging.close()
+        super().close()
+
+
+class OffloadExperts(ExpertRuntime):
+    """Some experts in slots on the device, under one LRU over all layers; the rest in the bank."""
+
+    def __init__(
+        self, bank: Bank, modules: Sequence[nn.Module], device: torch.device, top_k: int, expert_slots: int
+    ) -> None:
+        super().__init__(bank, modules, device, top_k)
+        slots = self._check_slots(expert_slots or self.min_slots)
+        self._table = SlotTable(slots, self.experts_per_layer)
+        self._miss_bytes = 0
+        self._fetcher = Fetcher(bank, device, self.slot_bytes)
+        self._pool: torch.Tensor = allocate_records(slots, self.slot_bytes, device)
+        self._staging: Staging | None = None
+        if device.type == "cuda" or not bank.is_resident:
+            self._staging = Staging(self._fetcher, self.layouts, bank.experts, self.slot_bytes)
+        self._lookup = np.full(self.experts_per_layer, -1, dtype=np.int32)
+        self._uploads: torch.Tensor | None = None
+        self._next_upload = 0
+
+    def _check_slots(self, expert_slots: int) -> int:
+        if expert_slots < self.min_slots:
+            raise UsageError(
+                f"{expert_slots} expert slots, at least {self.min_slots} are needed: a token uses that many at once",
+                hint=f"`--set settings.expert_slots={self.min_slots}`",
+            )
+        return min(expert_slots, self.max_slots)
+
+    @property
+    def expert_slots(self) -> int:
+        """Slots in force."""
+        return self._table.slots
+
+    def counters(self) -> HitCounters:
+        """What the table counted, and the bytes of all misses."""
+        found = self._table.counters()
+        return HitCounters(found.lookups, found.hits, found.misses, self._miss_bytes)
+
+    def memory(self) -> dict[str, int]:
+        """Slots, buffers and bank."""
+        staging = self._staging.nbytes if self._staging is not None else 0
+        bank = self.bank.nbytes + self._fetcher.ring_bytes
+        return {"expert_slots": self._pool.numel(), "prefill_staging": staging, "expert_banks": bank}
+
+    # ------------------------------------------------------------------ decode
+
+    def _decode(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        chosen = host_indices(index)  # all earlier work on the device has ended: no slot is in use
+        experts = sorted(set(chosen.ravel().tolist()))
+        self._note_step(layer, experts)
+        batches = self._table.serve(layer, experts)
+        if hidden.is_cuda:
+            return self._decode_on_device(layer, batches, chosen, hidden, weights)
+        return self._decode_on_host(layer, batches, chosen, hidden, weights)
+
+    def _bring(self, layer: int, batch: Batch) -> None:
+        """Copy a batch's misses in. After a failed copy no slot counts as filled."""
+        if not batch.misses:
+            return
+        experts = [expert for expert, _ in batch.misses]
+        try:
+            self._fetcher.fetch(layer, experts, [slot for _, slot in batch.misses], self._pool)
+            self._fetcher.join()
+        except BaseException:
+            self._forget()
+            raise
+        self._miss_bytes += len(experts) * self.layouts[layer].nbytes
+
+    def _forget(self) -> None:
+        self._table.reset()
+        if self._trace is not None:
+            self._trace.reset()
+
+    def _decode_on_host(
+        self,
+        layer: int,
+        batches: list[Batch],
+        chosen: npt.NDArray[np.int64],
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        routing = Routing.from_host(chosen)
+        ordered = routing.weights(weights)
+        total = torch.zeros(hidden.shape, dtype=torch.float32)
+        place = {expert: position for position, expert in enumerate(routing.experts)}
+        module, layout = self.modules[layer], self.layouts[layer]
+        for batch in batches:
+            self._bring(layer, batch)
+            for expert, slot in zip(batch.experts, batch.slots, strict=True):
+                run_group(module, layout, self._pool, (slot,), routing, place[expert], hidden, ordered, total)
+        return total
+
+    def _decode_on_device(
+        self,
+        layer: int,
+        batches: list[Batch],
+        chosen: npt.NDArray[np.int64],
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        module, layout = self.modules[layer], self.layouts[layer]
+        total: torch.Tensor | None = None
+        for number, batch in enumerate(batches):
+            if number:
+                self._fetcher.hold()  # the batch before is still being computed on
+            self._bring(layer, batch)
+            experts = list(batch.experts)
+            self._lookup[experts] = batch.slots
+            slots = self._to_device(self._lookup[chosen])
+            self._lookup[experts] = -1
+            out = run_pairs(module, layout, self._pool, slots, hidden, weights)
+            total = out if total is None else total + out
+        assert total is not None
+        return total
+
+    def _to_device(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
+        """A small int32 array on the device, through page-locked memory that is not waited for."""
+        if self._uploads is None or values.size > self._uploads.shape[1]:
+            self._uploads = torch.empty(_UPLOADS, max(64, values.size), dtype=torch.int32, pin_memory=True)
+        # Every layer waits for the device once, so a row is long read when its turn comes again.
+        row = self._uploads[self._next_upload, : values.size]
+        self._next_upload = (self._next_upload + 1) % _UPLOADS
+        row.numpy()[:] = values.ravel()
+        return row.to(self.device, non_blocking=True).view(values.shape)
+
+    # ------------------------------------------------------------------ prefill
+
+    def _prefill(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        routing = Routing.from_device(index, self.experts_per_layer)
+        if self._staging is not None:
+            return self._staging.run(layer, self.modules[layer], routing, hidden, weights)
+        records = self.bank.records(layer)
+        assert records is not None
+        return self._on_records(layer, records, routing, hidden, weights)
+
+    # ------------------------------------------------------------------ live resize
+
+    @torch.inference_mode(False)
+    def resize(self, expert_slots: int) -> int:
+        """Change the slots live, keeping the most recently used experts; the number in force comes back.
+
+        Where old and new slots do not fit side by side, the old ones are freed first and the kept experts copied
+        from the bank again. Raises DoesNotFitError where the new ones do not fit at all; the old number is then in
+        force again.
+        """
+        wanted = self._check_slots(expert_slots)
+        before = self._table.slots
+        if wanted == before:
+            return before
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self._can_hold_both(wanted):
+            self._resize_by_copy(wanted)
+        else:
+            self._resize_by_refill(wanted, before)
+        return self._table.slots
+
+    def _can_hold_both(self, wanted: int) -> bool:
+        if self.device.type != "cuda":
+            return True
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return wanted * self.slot_bytes + (256 << 20) < free
+
+    def _resize_table(self, slots: int) -> list[Any]:
+        moves = self._table.resize(slots)
+        if self._trace is not None:
+            self._trace.resize(slots)
+        return moves
+
+    def _resize_by_copy(self, wanted: int) -> None:
+        pool = allocate_records(wanted, self.slot_bytes, self.device)
+        for move in self._resize_table(wanted):
+            pool[move.new_slot].copy_(self._pool[move.old_slot], non_blocking=True)
+        self._pool = pool
+
+    def _resize_by_refill(self, wanted: int, before: int) -> None:
+        self._pool = allocate_records(0, self.slot_bytes, self.device)
+        torch.cuda.empty_cache()
+        try:
+            self._pool = allocate_records(wanted, self.slot_bytes, self.device)
+            self._resize_table(wanted)
+        except torch.cuda.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info(self.device)
+            self._pool = allocate_records(before, self.slot_bytes, self.device)
+            self._refill()
+            need = units.format_bytes(wanted * self.slot_bytes)
+            raise DoesNotFitError(
+                f"{wanted} expert slots need {need} of VRAM, {units.format_bytes(free)} can be had; "
+                f"{before} slots are in force again",
+                hint=f"at most {max(self.min_slots, free // self.slot_bytes)} slots fit",
+            ) from error
+        self._refill()
+
+    def _refill(self) -> None:
+        """Copy what the table says is resident from the bank; a bank on disk is too slow for that."""
+        if not self.bank.is_resident:
+            self._forget()
+            return
+        self._fetcher.hold()
+        for layer, expert in self._table.residents():
+            slot = self._table.slot_of(layer, expert)
+            assert slot is not None
+            self._fetcher.fetch(layer, (expert,), (slot,), self._pool)
+        self._fetcher.join()
+
+    def close(self) -> None:
+        """Free slots, buffers and bank."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._pool = allocate_records(0, self.slot_bytes, self.device)
+        if self._staging is not None:
+            self._staging.close()
+        super().close()
