@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freetoken.deploy.engines import find_engine
@@ -36,9 +35,12 @@ def prepare_request(
     *,
     hardware: Hardware | None = None,
     reclaimable: Reclaimable | None = None,
+    hardware_now: Hardware | None = None,
     tools: Tools = DEFAULT_TOOLS,
 ) -> PlanRequest:
     """Everything that the answer to `loaded` depends on; `hardware` stands in for this machine (a profile).
+
+    `hardware_now` is this machine where it was just probed.
 
     Raises UsageError for an engine that cannot be driven, FtError where nothing is known of the model.
     """
@@ -50,7 +52,7 @@ def prepare_request(
     located = tools.locate(recipe.model, loaded.base_dir)
     if located.shape is None:
         raise FtError(f"nothing is known of the model `{recipe.model.repo or recipe.model.path}`: {located.note}")
-    machine = _give_back(hardware or tools.probe(None), reclaimable)
+    machine = _give_back(hardware or hardware_now or tools.probe(None), reclaimable)
     if reclaimable.gpu is not None and recipe.settings.gpu == "auto" and _has_gpu(machine, reclaimable.gpu):
         settings = recipe.settings.model_copy(update={"gpu": reclaimable.gpu})
         recipe = recipe.model_copy(update={"settings": settings})
@@ -132,8 +134,3 @@ def _give_back(hardware: Hardware, reclaimable: Reclaimable) -> Hardware:
     ram = hardware.ram
     available = min(ram.total_bytes, ram.available_bytes + reclaimable.ram_bytes)
     return hardware.model_copy(update={"ram": ram.model_copy(update={"available_bytes": available})})
-
-
-def model_folder(path: str | None) -> Path | None:
-    """The folder of a located model as a path."""
-    return Path(path) if path is not None else None

@@ -15,13 +15,15 @@ from freetoken.supervisor.files import read_events
 from freetoken.supervisor.launch import EVENTS_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from freetoken.deploy.values import Proof
     from freetoken.hardware.model import Hardware
     from freetoken.planner.memory import Ledger
     from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
     from freetoken.store import Store
-    from freetoken.store.rows import MeasuredLine
+    from freetoken.store.rows import MeasuredLine, ResultRow
 
 
 def record_success(
@@ -104,7 +106,7 @@ def _measured_bytes(ledger: Ledger, key: str, plan: Plan, proof: Proof) -> int |
     return proof.measured_bytes.get(key)
 
 
-def _attempt(plan: Plan, hardware: Hardware, write: object) -> str | None:
+def _attempt(plan: Plan, hardware: Hardware, write: Callable[[Store, int], None]) -> str | None:
     from freetoken.hardware.fingerprint import compute_fingerprint
 
     try:
@@ -113,7 +115,7 @@ def _attempt(plan: Plan, hardware: Hardware, write: object) -> str | None:
         with open_store() as store:
             fingerprint = compute_fingerprint(hardware, plan.engine, plan.engine_version)
             machine_id = store.record_machine(hardware, fingerprint)
-            write(store, machine_id)  # type: ignore[operator]
+            write(store, machine_id)
         return None
     except FtError as error:
         return f"not recorded: {error.message}"
@@ -162,7 +164,7 @@ def _record_events(store: Store, run_dir: Path) -> None:
     )
 
 
-def _make_result(recipe: Recipe, run_dir: Path, plan: Plan, proof: Proof, machine_id: int) -> object:
+def _make_result(recipe: Recipe, run_dir: Path, plan: Plan, proof: Proof, machine_id: int) -> ResultRow:
     from freetoken.store.rows import ResultRow
 
     metrics = {"ttft_ms": proof.ttft_s * 1000, "chunk_ttft_ms": proof.chunk_ttft_s * 1000}

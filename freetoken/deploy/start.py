@@ -1,4 +1,4 @@
-"""One start of an engine: ports, intent on disk, keeper, and the wait until it answers; and its end.
+"""One start of an engine: ports, intent on disk, keeper, and the wait until it answers.
 
 Order matters: the run folder and the register know of a launch before anything is spawned, so an `ft` that is
 killed at any point leaves nothing that the next command could not find.
@@ -10,8 +10,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,11 @@ from freetoken.supervisor.files import format_now
 from freetoken.supervisor.health import probe_health
 from freetoken.supervisor.launch import KeeperState, Launch, read_state
 from freetoken.supervisor.ports import PortHolder, can_bind, find_port_holder
-from freetoken.supervisor.process import ProcessId, identify_self, wait_gone
+from freetoken.supervisor.process import (
+    ProcessId,
+    identify_self,
+    is_alive,
+)
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import LaunchSpec
@@ -44,7 +47,8 @@ class Run:
     launch: Launch
     plan: Plan
     recipe: Recipe
-    keeper: subprocess.Popen[bytes]
+    #: The keeper as a child; None where it was started by an `ft` that is gone.
+    keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def run_id(self) -> str:
@@ -52,9 +56,14 @@ class Run:
         return self.launch.run_id
 
     @property
+    def record(self) -> register.Deployment:
+        """What the register is told of it."""
+        return register.make_record(self.launch, self.run_dir)
+
+    @property
     def base_url(self) -> str:
         """Where the engine answers."""
-        return register.make_record(self.launch, self.run_dir).base_url
+        return self.record.base_url
 
     @property
     def api_key(self) -> str | None:
@@ -138,16 +147,12 @@ def find_free_port(host: str, count: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def launch_run(run_dir: Path, recipe: Recipe, plan: Plan, launch: Launch) -> Run:
+def launch_run(run: Run) -> Run:
     """Writes the intent, registers it and starts the keeper, in this order. Raises FtError."""
-    runs.write_run(run_dir, recipe, plan, launch)
-    register.write_record(register.make_record(launch, run_dir))
-    runs.record_event(run_dir, "intended", f"launch of `{launch.name}` intended", is_durable=True)
-    try:
-        return Run(run_dir, launch, plan, recipe, life.start_keeper(run_dir))
-    except FtError:
-        register.remove_record(launch.run_id)
-        raise
+    runs.write_run(run.run_dir, run.recipe, run.plan, run.launch)
+    register.write_record(run.record)
+    runs.record_event(run.run_dir, "intended", f"launch of `{run.launch.name}` intended", is_durable=True)
+    return replace(run, keeper=life.start_keeper(run.run_dir))
 
 
 def await_ready(run: Run, progress: Progress) -> KeeperState:
@@ -164,7 +169,7 @@ def await_ready(run: Run, progress: Progress) -> KeeperState:
         if state is not None and state.state == "ready":
             register.update_record(run.run_id, engine_process=state.engine)
             return state
-        if run.keeper.poll() is not None:
+        if not _has_keeper(run, keeper):
             _check_keeper(run)
         elapsed_s = time.monotonic() - started
         if elapsed_s - shown_s >= _PROGRESS_S:
@@ -173,12 +178,18 @@ def await_ready(run: Run, progress: Progress) -> KeeperState:
         time.sleep(_POLL_S if elapsed_s > 2 else _POLL_S / 4)
 
 
+def _has_keeper(run: Run, keeper: ProcessId | None) -> bool:
+    if run.keeper is not None:
+        return run.keeper.poll() is None
+    return is_alive(keeper)
+
+
 def _check_keeper(run: Run) -> None:
     """The keeper has ended: its last word counts; without one a living engine is adopted, else the start failed."""
     state = read_state(run.run_dir, fallback_dir=register.states_dir())
     if state is not None and state.is_final:
         raise make_failure(run, state)
-    found = life.examine(register.make_record(run.launch, run.run_dir))
+    found = life.examine(run.record)
     if found.condition == "unkept":
         found = life.adopt(found)
     if not found.is_living:
@@ -198,74 +209,3 @@ def _look(run: Run, elapsed_s: float) -> Step:
     what = look.phase if look.status == "loading" and look.phase else "starting"
     message = f"{what} ({elapsed_s:.0f} s)"
     return Step("load", message, look.done_bytes, look.total_bytes, is_update=True)
-
-
-@dataclass(frozen=True)
-class StopOutcome:
-    """How a run ended."""
-
-    run_id: str
-    name: str
-    was_running: bool
-    how: str
-    is_port_free: bool = True
-    left: tuple[int, ...] = ()
-
-
-def end_life(found: life.Life, *, timeout_s: float | None = None) -> StopOutcome:
-    """Ends a run for good: asks its keeper, else ends the engine itself; waits until its ports are free again."""
-    from freetoken.supervisor.process import end_run, find_members, send_signal
-
-    record, grace_s = found.record, found.launch.grace_s if found.launch else 10.0
-    how = "was not running"
-    if found.keeper is not None:
-        send_signal(found.keeper, 15)
-        limit_s = timeout_s if timeout_s is not None else 2 * grace_s + 15.0
-        how = "keeper ended it"
-        if not wait_gone([found.keeper], limit_s):
-            send_signal(found.keeper, 9)
-            wait_gone([found.keeper], 5.0)
-            how = f"keeper did not answer within {limit_s:g} s and was killed"
-    leader = found.engine or record.engine_process
-    state = read_state(record.folder, fallback_dir=register.states_dir())
-    if find_members(record.run_id, leader):
-        ending = end_run(record.run_id, leader, grace_s=grace_s)
-        how = f"engine ended by {', '.join(ending.signals)}"
-    elif state is not None and state.state == "stopped":
-        how = state.cause
-    left = find_members(record.run_id, leader)
-    _close_state(found, state, how)
-    is_free = _await_ports(record, 5.0)
-    register.remove_record(record.run_id)
-    return StopOutcome(record.run_id, record.name, found.is_living, how, is_free, tuple(one.pid for one in left))
-
-
-def _close_state(found: life.Life, state: KeeperState | None, how: str) -> None:
-    """Writes the end where the keeper could not."""
-    from dataclasses import replace
-
-    from freetoken.supervisor.launch import write_state
-
-    if (state is not None and state.is_final) or not found.record.folder.is_dir():
-        return
-    before = state or KeeperState(found.record.run_id)
-    ended = replace(before, state="stopped", cause=f"stopped on request: {how}", engine=None, ended_at=format_now())
-    try:
-        write_state(found.record.folder, ended, fallback_dir=register.states_dir())
-    except OSError:
-        pass
-    runs.record_event(found.record.folder, "engine_stopped", f"stopped on request: {how}")
-
-
-def _await_ports(record: register.Deployment, timeout_s: float) -> bool:
-    ports: Sequence[int] = (record.port, *record.extra_ports)
-    return _wait_until(lambda: all(can_bind(record.host, port) for port in ports), timeout_s)
-
-
-def _wait_until(is_true: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

@@ -80,6 +80,20 @@ class ApplyResult(DeployModel):
     duration_s: float = 0.0
 
 
+class StopOutcome(DeployModel):
+    """How a run ended. `left` are pids that even SIGKILL did not end: the kernel holds them."""
+
+    run_id: str
+    name: str
+    was_running: bool
+    how: str
+    is_port_free: bool = True
+    left: tuple[int, ...] = ()
+    exit_code: int | None = None
+    #: What could not be recorded.
+    warning: str | None = None
+
+
 def _show(value: Any) -> str:
     if value is None:
         return "none"

@@ -1,0 +1,56 @@
+"""`ft stop`: ends a deployment, or all of them."""
+
+from __future__ import annotations
+
+import click
+
+from freetoken.cli.output import examples, json_option, note, to_json
+from freetoken.errors import UsageError
+
+
+@click.command("stop", epilog=examples("ft stop demo", "ft stop --all --dry-run"))
+@click.argument("name", required=False)
+@click.option("--all", "is_all", is_flag=True, help="Every deployment of this user on this machine.")
+@click.option("--dry-run", is_flag=True, help="Show which processes would be ended; touch nothing.")
+@json_option
+def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int:
+    """Stop a deployment: SIGINT, then SIGTERM, then SIGKILL, to its own processes alone.
+
+    Returns once they are gone and their ports are free. Stopping what does not run is no error.
+    """
+    from freetoken.deploy import stop
+
+    if is_all and name is not None:
+        raise UsageError("give a name or `--all`, not both")
+    found = stop.find_targets(name, is_all=is_all)
+    if dry_run:
+        targets = [stop.describe_target(one) for one in found]
+        click.echo(to_json(targets)) if as_json else _show_targets(targets)
+        return 0
+    if not found and name is not None:
+        stop.withdraw(name)
+    outcomes = []
+    for one in found:
+        note(f"stopping `{one.record.name}` (run {one.record.run_id})")
+        outcomes.append(stop.stop_run(one))
+    if as_json:
+        click.echo(to_json(outcomes))
+        return 0
+    if not outcomes:
+        click.echo(f"`{name}` does not run" if name else "nothing runs here")
+    for outcome in outcomes:
+        click.echo(f"{outcome.name}: {outcome.how}")
+        if not outcome.is_port_free:
+            note("warning: its port is still taken, by a process that is not ours")
+        if outcome.warning:
+            note(f"warning: {outcome.warning}")
+    return 0
+
+
+def _show_targets(targets: list) -> None:  # type: ignore[type-arg]
+    if not targets:
+        click.echo("nothing to stop")
+    for target in targets:
+        click.echo(f"{target.name}: {target.condition}, run {target.run_id}, ports {', '.join(map(str, target.ports))}")
+        for process in target.processes:
+            click.echo(f"  would end process {process}")

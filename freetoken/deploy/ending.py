@@ -1,0 +1,93 @@
+"""The end of a run: its keeper is asked, what is left is ended, the register is cleaned. Strangers are not touched."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from freetoken.deploy import runs
+from freetoken.deploy.values import StopOutcome
+from freetoken.supervisor import life, register
+from freetoken.supervisor.files import format_now
+from freetoken.supervisor.launch import KEEPER_LOCK_FILE, KeeperState, read_state, write_state
+from freetoken.supervisor.locks import FileLock
+from freetoken.supervisor.ports import can_bind
+from freetoken.supervisor.process import ProcessId, end_run, find_members, send_signal, wait_gone
+
+_PORT_WAIT_S = 5.0
+
+
+def end_life(found: life.Life) -> StopOutcome:
+    """Ends a run for good and waits until its ports are free; harmless when nothing of it lives."""
+    record, grace_s = found.record, found.launch.grace_s if found.launch else 10.0
+    lock = FileLock(record.folder / KEEPER_LOCK_FILE, purpose="stopping the run")
+    how = _end_keeper(found, lock, 2 * grace_s + 15.0)
+    try:
+        state = read_state(record.folder, fallback_dir=register.states_dir())
+        leader = (state.engine if state else None) or found.engine or record.engine_process
+        if find_members(record.run_id, leader):
+            ended = end_run(record.run_id, leader, grace_s=grace_s)
+            how = f"engine ended by {', '.join(ended.signals)}"
+        state = _close_state(found, state, how)
+    finally:
+        lock.release()
+    left = tuple(one.pid for one in find_members(record.run_id, leader))
+    is_free = _await_ports(record)
+    register.remove_record(record.run_id)
+    return StopOutcome(
+        run_id=record.run_id,
+        name=record.name,
+        was_running=found.is_living,
+        how=state.cause if state and state.state == "stopped" else how,
+        is_port_free=is_free,
+        left=left,
+        exit_code=state.exit_code if state else None,
+    )
+
+
+def _end_keeper(found: life.Life, lock: FileLock, limit_s: float) -> str:
+    """Ends the keeper and takes its lock, so that none that was just spawned begins; says how that went."""
+    how, keeper = "it was not running", found.keeper
+    deadline = time.monotonic() + limit_s + 10.0
+    while True:
+        if keeper is not None:
+            how = _ask(keeper, limit_s)
+        if not found.record.folder.is_dir() or lock.try_acquire() or time.monotonic() > deadline:
+            return how
+        # A keeper that had not said its name yet holds the lock.
+        time.sleep(0.02)
+        keeper = life.examine(found.record).keeper
+
+
+def _ask(keeper: ProcessId, limit_s: float) -> str:
+    send_signal(keeper, signal.SIGTERM)
+    if wait_gone([keeper], limit_s):
+        return "its keeper ended it"
+    send_signal(keeper, signal.SIGKILL)
+    wait_gone([keeper], 5.0)
+    return f"its keeper did not answer within {limit_s:g} s and was killed"
+
+
+def _close_state(found: life.Life, state: KeeperState | None, how: str) -> KeeperState | None:
+    """Writes the end where no keeper could; back comes the final state."""
+    if (state is not None and state.is_final) or not found.record.folder.is_dir():
+        return state
+    before = state or KeeperState(found.record.run_id)
+    cause = f"stopped on request: {how}"
+    ended = replace(before, state="stopped", cause=cause, engine=None, ended_at=format_now())
+    try:
+        ended = write_state(found.record.folder, ended, fallback_dir=register.states_dir())
+    except OSError:
+        pass  # the register says it too: the record goes
+    runs.record_event(found.record.folder, "engine_stopped", cause)
+    return ended
+
+
+def _await_ports(record: register.Deployment) -> bool:
+    deadline = time.monotonic() + _PORT_WAIT_S
+    while not all(can_bind(record.host, port) for port in (record.port, *record.extra_ports)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
