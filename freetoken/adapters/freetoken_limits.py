@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from freetoken.adapters.freetoken_memory import pin_limit, slot_bytes
+from freetoken.adapters.freetoken_sizes import pin_limit, slot_bytes
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu
 from freetoken.planner.limits import is_older

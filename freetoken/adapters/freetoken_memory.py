@@ -10,29 +10,34 @@ from collections.abc import Iterator
 from typing import Literal
 
 from freetoken.adapters import freetoken_arithmetic as arithmetic
-from freetoken.adapters.freetoken_activations import activation_bytes_per_token, active_parameters
-from freetoken.checkpoint.shape import ModelShape, TensorGroup
+from freetoken.adapters.freetoken_lines import late_lines, make_ram_lines, weight_lines
+from freetoken.adapters.freetoken_sizes import (
+    ALLOCATOR_BYTES,
+    JIT_CACHE_BYTES,
+    RUNTIME_BYTES,
+    largest_shard,
+    packed_bytes,
+    parallel_loader_bytes,
+    pin_limit,
+    slot_bytes,
+    state_element_bytes,
+    vision_resident_bytes,
+)
+from freetoken.adapters.freetoken_speed import make_speed_traits
+from freetoken.adapters.model_costs import context_bytes, shape_source
+from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu
 from freetoken.planner.budget import RAM_HEADROOM_BYTES, available_ram, find_gpu
-from freetoken.planner.memory import Admission, Line, LineSource, Phase, ResolvedSettings, SpeedTraits
+from freetoken.planner.memory import Admission, Line, ResolvedSettings, SpeedTraits
 from freetoken.planner.plan import PlanRequest
-from freetoken.units import GIB, KIB, MIB, format_bytes, format_count
+from freetoken.units import MIB, format_bytes, format_count
 
-#: W beyond the tensors: allocator rounding and kernel modules. Measured once on an H200: 173 MB with the embedding
-#: on the GPU, 165 MB with it on the host.
-ALLOCATOR_BYTES = 165 * MIB
-#: Triton's tuner clears caches with a buffer of this size before each probe; the allocator then keeps it for reuse.
-AUTOTUNE_BYTES = 256 * MIB
-#: CUDA graphs: measured 82 to 113 MiB for batch size 1 and 123 for [1, 2, 4] together on an H200.
-FIRST_GRAPH_BYTES, NEXT_GRAPH_BYTES = 104 * MIB, 20 * MIB
-#: Python, torch, the host side of CUDA and the tokenizer processes (estimated 2 to 4 GiB).
-RUNTIME_BYTES = 3 * GIB
-JIT_CACHE_BYTES = GIB
 CHUNKS = (8192, 4096, 2048, 1024, 512)
 DEFAULT_RATIO = 0.9
 #: Two layers of experts are borrowed for prefill where the slots hold them.
 OVERLAP_LAYERS = 2
-DECODE: tuple[Phase, ...] = ("capture", "prefill", "decode")
+#: Formats whose experts can be resident without slots.
+FUSED_FORMATS = ("bf16", "f16", "fp8_block", "nvfp4", "mxfp4", "gguf")
 
 
 class FreetokenMemory:
@@ -133,9 +138,9 @@ class FreetokenMemory:
         if gpu is None:
             return ()
         return (
-            *_weight_lines(shape, settings, gpu),
+            *weight_lines(shape, settings, gpu),
             *self._cache_lines(request, settings),
-            *_late_lines(shape, settings, gpu),
+            *late_lines(shape, settings, gpu),
         )
 
     def _cache_lines(self, request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
@@ -172,7 +177,7 @@ class FreetokenMemory:
 
     def ram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """Host memory: pinned banks, the loader's peak, the embedding, the runtime."""
-        return tuple(_ram_lines(request, settings))
+        return tuple(make_ram_lines(request, settings))
 
     def disk_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """The download that is still to come, and the JIT caches of a first start."""
@@ -188,7 +193,7 @@ class FreetokenMemory:
 
     def speed_traits(self, request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
         """Costs of a token and of a chunk on this engine."""
-        return _speed_traits(request, settings)
+        return make_speed_traits(request, settings)
 
 
 def _refusal_words(settings: ResolvedSettings, needed: int, budget: int) -> str:
@@ -197,45 +202,6 @@ def _refusal_words(settings: ResolvedSettings, needed: int, budget: int) -> str:
         f"{slots} slots and {tokens} KV tokens need {format_bytes(needed)}, its budget at memory_ratio "
         f"{settings.memory_ratio or DEFAULT_RATIO:g} is {format_bytes(budget)}"
     )
-
-
-def slot_bytes(shape: ModelShape) -> int:
-    """Bytes of one expert slot with the kernel that 0.2 chooses by itself."""
-    return arithmetic.compute_slot_bytes(shape.experts)
-
-
-def packed_bytes(group: TensorGroup) -> int:
-    """A dense group as the engine keeps it: as stored, with one fp32 scale a row of each quantised matrix."""
-    return group.bytes + 4 * group.quantized_rows
-
-
-def state_element_bytes(settings: ResolvedSettings) -> int:
-    """Bytes of one element of the recurrent state; the engine keeps fp32 unless told otherwise."""
-    return 2 if settings.state_dtype in ("bfloat16", "float16") else 4
-
-
-def shape_source(shape: ModelShape) -> LineSource:
-    """`card` for a bundled card, else `header`."""
-    return "card" if shape.source == "card" else "header"
-
-
-def context_bytes(gpu: Gpu) -> int:
-    """VRAM of the CUDA context and the allocator before the engine reads what is free.
-
-    0.58 GiB measured on an H200; consumer cards are estimated at 250 to 500 MiB, growing with the SM count.
-    """
-    major = int((gpu.compute_capability or "8.0").split(".")[0])
-    minor = (gpu.compute_capability or "8.6").split(".")[-1]
-    if major in (9, 10) or (major == 8 and minor == "0"):
-        return 594 * MIB
-    if gpu.sm_count is None:
-        return 400 * MIB
-    return min(500 * MIB, 250 * MIB + gpu.sm_count * 3 * MIB // 2)
-
-
-def vision_resident_bytes(shape: ModelShape) -> int:
-    """What stays on the GPU of a vision tower whose blocks are streamed from the host."""
-    return 128 * MIB if shape.vision.bytes else 0
 
 
 def _base(request: PlanRequest, gpu: Gpu) -> ResolvedSettings:
@@ -278,14 +244,6 @@ def choose_attention(shape: ModelShape) -> str:
     return "dsa" if shape.attention.count("mla") else "triton"
 
 
-def pin_limit(request: PlanRequest) -> int | None:
-    """Host bytes that may be page-locked; None = no known limit. WSL kernels are capped at 40 % of RAM."""
-    ram = request.hardware.ram
-    if ram.pinnable_bytes is not None:
-        return ram.pinnable_bytes
-    return int(0.4 * ram.total_bytes) if request.hardware.os.is_wsl else None
-
-
 def _cpu_layers(request: PlanRequest) -> int | None:
     """Layers that must be decoded on the CPU because their experts cannot be pinned; None where all can."""
     wanted = request.recipe.settings.cpu_layers
@@ -307,10 +265,6 @@ def _strategies(request: PlanRequest, base: ResolvedSettings) -> tuple[str, ...]
     if _is_hybrid_worth_a_look(request):
         chosen.append("hybrid")
     return tuple(chosen)
-
-
-#: Formats whose experts can be resident without slots.
-FUSED_FORMATS = ("bf16", "f16", "fp8_block", "nvfp4", "mxfp4", "gguf")
 
 
 def _may_be_resident(request: PlanRequest, base: ResolvedSettings) -> bool:
@@ -358,138 +312,6 @@ def _chunk_choices(request: PlanRequest, kv_tokens: int) -> tuple[int, ...]:
     return fitting or CHUNKS[-1:]
 
 
-def _weight_lines(shape: ModelShape, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
-    source = shape_source(shape)
-    is_measured = (gpu.compute_capability or "").startswith("9")
-    yield Line(
-        key="cuda_context",
-        label="CUDA context",
-        bytes=context_bytes(gpu),
-        source="measured" if is_measured else "guess",
-        formula="measured on an H200" if is_measured else "250 MiB + 1.5 MiB an SM",
-    )
-    rope = arithmetic.compute_rope_bytes(shape)
-    if rope:
-        yield Line(
-            key="rope",
-            label="rope table",
-            bytes=rope,
-            formula=f"{format_count(shape.max_position_tokens)} positions x {shape.rotary_dim} x 4 B",
-        )
-    yield Line(key="dense_weights", label="dense weights", bytes=packed_bytes(shape.dense), source=source)
-    if shape.shared_experts.bytes:
-        yield Line(
-            key="shared_experts", label="shared experts", bytes=packed_bytes(shape.shared_experts), source=source
-        )
-    if shape.head.bytes:
-        yield Line(key="head", label="output head", bytes=packed_bytes(shape.head), source=source)
-    if not settings.embed_on_host:
-        yield Line(
-            key="embedding",
-            label="embedding",
-            bytes=shape.embedding.bytes,
-            source=source,
-            knob="settings.embed_on_host",
-        )
-    if not settings.text_only and shape.vision.bytes:
-        yield Line(
-            key="vision",
-            label="vision tower",
-            bytes=vision_resident_bytes(shape),
-            source="guess",
-            formula="blocks streamed from the host",
-            knob="serve.text_only",
-        )
-    yield Line(
-        key="allocator",
-        label="allocator and kernels",
-        bytes=ALLOCATOR_BYTES,
-        formula="measured on an H200",
-        source="guess",
-    )
-    if settings.strategy == "fused":
-        count = shape.experts.count
-        yield Line(
-            key="expert_slots",
-            label="all experts",
-            bytes=slot_bytes(shape) * count,
-            formula=f"{format_count(count)} experts x {format_count(slot_bytes(shape))} B",
-            knob="settings.strategy",
-        )
-
-
-def _late_lines(shape: ModelShape, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
-    """What the engine never charges to its budget: everything after the pools."""
-    running, positions = settings.max_running_requests, shape.max_position_tokens
-    tables = 2 * 4 * (running + 1) * positions + 4 * running * positions
-    yield Line(
-        key="page_tables",
-        label="page tables",
-        bytes=tables,
-        phases=DECODE,
-        formula=f"(2 x {running + 1} + {running}) x {format_count(positions)} x 4 B",
-    )
-    workspace, formula = attention_workspace(shape, settings.attention, gpu)
-    if workspace:
-        yield Line(
-            key="attention_workspace",
-            label="attention workspace",
-            bytes=workspace,
-            formula=formula,
-            phases=DECODE,
-            knob="settings.attention",
-        )
-    batches = arithmetic.graph_batch_sizes(running)
-    graphs = FIRST_GRAPH_BYTES + NEXT_GRAPH_BYTES * (len(batches) - 1)
-    yield Line(
-        key="cuda_graphs",
-        label="CUDA graphs",
-        bytes=graphs,
-        source="guess",
-        phases=DECODE,
-        formula=f"{format_bytes(FIRST_GRAPH_BYTES)} + {len(batches) - 1} x {format_bytes(NEXT_GRAPH_BYTES)}",
-        knob="settings.max_running_requests",
-    )
-    yield Line(
-        key="logits",
-        label="logits",
-        bytes=running * shape.vocab_size * 4,
-        phases=DECODE,
-        formula=f"{running} x {format_count(shape.vocab_size)} x 4 B",
-    )
-    yield Line(
-        key="autotune_scratch",
-        label="autotune scratch",
-        bytes=AUTOTUNE_BYTES,
-        phases=("capture",),
-        source="guess",
-        formula="one Triton probe; the allocator reuses it later",
-    )
-    tokens = min(settings.prefill_chunk_tokens, settings.kv_tokens)
-    each = activation_bytes_per_token(shape)
-    yield Line(
-        key="prefill_transient",
-        label="prefill activations",
-        bytes=tokens * each,
-        phases=("prefill",),
-        formula=f"{format_count(tokens)} tokens x {each / KIB:.1f} KiB",
-        knob="settings.prefill_chunk_tokens",
-    )
-
-
-def attention_workspace(shape: ModelShape, attention: str | None, gpu: Gpu) -> tuple[int, str]:
-    """Fixed bytes of the attention backend, and their formula; triton has none."""
-    names = set((attention or "triton").split(","))
-    a = shape.attention
-    if names & {"fi"}:
-        tile = 64 if a.head_dim >= 256 else 128
-        split = a.heads * -(-2 * (gpu.sm_count or 30) // max(1, a.kv_heads)) * tile * a.head_dim * 4 + 32 * MIB
-        return max(256 * MIB, split) + 8 * MIB, "FlashInfer: max(256 MiB, split scratch) + 8 MiB"
-    if names & {"trtllm", "fa"}:
-        return 128 * MIB, "128 MiB"
-    return 0, ""
-
-
 def _expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["serial", "parallel"] | None:
     """The engine's own rule (parallel when all shards and the largest fit in what is available), and our ledger's."""
     wanted = request.recipe.settings.expert_load
@@ -504,109 +326,3 @@ def _expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["s
     peak = RUNTIME_BYTES + slot_bytes(shape) * shape.experts.count + parallel_loader_bytes(shape) + RAM_HEADROOM_BYTES
     peak += shape.embedding.bytes if settings.embed_on_host else 0
     return "parallel" if peak <= available else "serial"
-
-
-def parallel_loader_bytes(shape: ModelShape) -> int:
-    """What the parallel reader holds beyond the full banks at its worst moment.
-
-    While shard k of n is read, the banks are (k + 1) / n filled and up to four shards are in flight.
-    """
-    banks, shard = slot_bytes(shape) * shape.experts.count, largest_shard(shape)
-    count = len(shape.shards) or max(1, -(-shape.disk_bytes // max(1, shard)))
-    peak = max(banks * (k + 1) // count + min(4, count - k) * shard for k in range(count))
-    return max(0, peak - banks)
-
-
-def largest_shard(shape: ModelShape) -> int:
-    """Bytes of the checkpoint's largest file; 4 GiB or the whole where its files are not known."""
-    return max((shard.bytes for shard in shape.shards), default=min(4 * GIB, shape.disk_bytes))
-
-
-def _ram_lines(request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
-    shape, experts = request.shape, request.shape.experts
-    yield Line(
-        key="runtime",
-        label="runtime",
-        bytes=RUNTIME_BYTES,
-        source="guess",
-        formula="Python, torch, CUDA's host side, tokenizers: 2 to 4 GiB",
-    )
-    if settings.strategy != "fused":
-        yield Line(
-            key="expert_banks",
-            label="expert banks",
-            bytes=slot_bytes(shape) * experts.count,
-            formula=f"{format_count(experts.count)} experts x {format_count(slot_bytes(shape))} B, page-locked",
-            knob="settings.strategy",
-        )
-    if settings.embed_on_host:
-        yield Line(
-            key="host_embedding",
-            label="embedding on the host",
-            bytes=shape.embedding.bytes,
-            source=shape_source(shape),
-            knob="settings.embed_on_host",
-        )
-    if not settings.text_only and shape.vision.bytes:
-        yield Line(key="vision", label="vision tower", bytes=shape.vision.bytes, source=shape_source(shape))
-    if settings.expert_load == "parallel":
-        yield Line(
-            key="loader_peak",
-            label="parallel loader",
-            bytes=parallel_loader_bytes(shape),
-            phases=("load",),
-            formula=f"shards read ahead of the banks they fill, largest {format_bytes(largest_shard(shape))}",
-            knob="settings.expert_load",
-        )
-    else:
-        yield Line(
-            key="loader_peak",
-            label="serial loader",
-            bytes=GIB,
-            phases=("load",),
-            source="guess",
-            formula="one layer and its tensors",
-            knob="settings.expert_load",
-        )
-
-
-#: Decode steps cost more with work on both sides: submit and merge for each layer.
-STEP_OVERHEAD_S = {"fused": 0.0025, "offload": 0.003, "hybrid": 0.005, "cpu": 0.005}
-
-
-def _speed_traits(request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
-    shape, experts = request.shape, request.shape.experts
-    curve, curve_range, note = hit_curve_prior(shape)
-    path = {"fused": "none", "offload": "pcie", "hybrid": "hybrid", "cpu": "dram"}[settings.strategy]
-    streams = settings.strategy != "fused"
-    return SpeedTraits(
-        experts=experts.count,
-        experts_per_token=experts.layers * experts.top_k,
-        expert_bytes=slot_bytes(shape),
-        dense_read_bytes=shape.dense.bytes + shape.shared_experts.bytes + (shape.head.bytes or shape.embedding.bytes),
-        kv_read_bytes_per_token=shape.kv_bytes_per_token(),
-        state_read_bytes=2 * shape.state_bytes_per_sequence(state_element_bytes(settings)),
-        active_parameters=active_parameters(shape),
-        full_attention_layers=shape.attention.count("full") + shape.attention.count("mla"),
-        attention_width=shape.attention.heads * shape.attention.head_dim,
-        miss_path=path,
-        step_overhead_s=STEP_OVERHEAD_S[settings.strategy],
-        prefill_stream_bytes=slot_bytes(shape) * experts.count if streams else 0,
-        is_stream_overlapped=settings.prefill_overlap is not False,
-        stream_path="pcie" if streams else "none",
-        hit_curve_c=curve,
-        hit_curve_range=curve_range,
-        hit_curve_note=note,
-    )
-
-
-def hit_curve_prior(shape: ModelShape) -> tuple[float, tuple[float, float], str]:
-    """`c` of the hit-rate law by family, its published range, and a sentence that says it is a prior."""
-    if shape.family.startswith(("qwen3_5", "qwen3_6")):
-        curve, curve_range = 9.0, (8.0, 10.0)
-    else:
-        curve, curve_range = 11.0, (7.0, 14.0)
-    note = (
-        f"hit rate from a published prior (c = {curve:g}, {curve_range[0]:g} to {curve_range[1]:g}), not measured here"
-    )
-    return curve, curve_range, note

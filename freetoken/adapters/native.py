@@ -28,6 +28,7 @@ class NativeAdapter(EngineAdapter):
         Knob(name="strategy", cost="restart", choices=("fused", "offload", "cpu")),
         Knob(name="prefill_chunk_tokens", cost="restart", choices=(256, 512, 1024, 2048, 4096)),
         Knob(name="max_running_requests", cost="restart", low=1, high=64),
+        Knob(name="prefix_cache", cost="restart", choices=(True, False)),
         Knob(name="embed_on_host", cost="restart", choices=(True, False)),
         Knob(name="cpu_threads", cost="restart", low=1, high=128),
     )
@@ -97,6 +98,7 @@ def make_arguments(plan: Plan) -> tuple[str, ...]:
         "--embed-on-host" if settings.embed_on_host else "--no-embed-on-host",
         "--experts-from",
         settings.experts_from or "auto",
+        "--no-prefix-cache" if settings.prefix_cache is False else "--prefix-cache",
     ]
     if settings.strategy == "offload":
         arguments += ["--expert-slots", str(settings.expert_slots)]

@@ -122,12 +122,6 @@ def _check_settings(request: PlanRequest) -> Iterator[Finding]:
             message=f"prefixes of `{request.shape.name}` cannot be reused: its linear-attention state has no past",
             hint="`--set settings.prefix_cache=auto`",
         )
-    if settings.prefix_cache is False and has_prefix_reuse(request.shape):
-        yield Finding(
-            check="prefix_cache",
-            message="engine `native` always reuses prefixes; `ft ctl cache` flushes them",
-            hint="`--set settings.prefix_cache=auto`",
-        )
     if recipe.serve.text_only is False:
         yield Finding(
             check="text_only", message="engine `native` serves text only", hint="`--set serve.text_only=auto`"

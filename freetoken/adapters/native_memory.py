@@ -1,8 +1,7 @@
 """What the embedded engine allocates, on the CPU and on CUDA, and the settings worth a look.
 
-Dense parameters live in the compute type (fp32 on the CPU, the checkpoint's 16-bit type on CUDA; quantised ones are
-unpacked). Routed experts stay as stored, one record each, in slots, banks and staging alike. Prefill streams a layer's
-experts through two staging buffers; decode uses the slots.
+Prefill streams a layer's experts through staging buffers; decode uses the slots. There is no rule of admission
+beside the ledgers.
 """
 
 from __future__ import annotations
@@ -10,26 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from freetoken.adapters.freetoken_activations import activation_bytes_per_token, active_parameters
-from freetoken.adapters.freetoken_memory import context_bytes, hit_curve_prior, shape_source
-from freetoken.checkpoint.shape import ModelShape, TensorGroup
+from freetoken.adapters.model_costs import active_parameters, hit_curve_prior, shape_source
+from freetoken.adapters.native_lines import cpu_lines, element_bytes, host_lines, loaded_bytes, record_bytes, vram_lines
+from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu
 from freetoken.planner.budget import RAM_HEADROOM_BYTES, available_ram, find_gpu
-from freetoken.planner.memory import Admission, Line, Phase, ResolvedSettings, SpeedTraits
+from freetoken.planner.memory import Admission, Line, ResolvedSettings, SpeedTraits
 from freetoken.planner.plan import PlanRequest
-from freetoken.units import GIB, KIB, MIB, format_bytes, format_count
 
-RECORD_ALIGN = 256
-#: Resident set of a process with torch, transformers and the server, before any weight.
-RUNTIME_BYTES = {"cpu": 700 * MIB, "cuda": 2 * GIB}
-#: cuBLAS workspaces, kernel modules and what the allocator rounds up.
-ALLOCATOR_BYTES = 192 * MIB
 CHUNKS = (4096, 2048, 1024, 512, 256)
-#: Eager modules keep more alive than a fused engine: intermediate copies of every projection.
-EAGER_FACTOR = 2.0
-#: Experts of one staging buffer, at most, and the bytes that it may take.
-STAGING_BYTES = 256 * MIB
-RUNNING: tuple[Phase, ...] = ("prefill", "decode")
 #: Seconds that one layer of `transformers`' modules costs in launches and Python, by device.
 LAYER_OVERHEAD_S = {"cpu": 0.0009, "cuda": 0.003}
 
@@ -71,13 +59,13 @@ class NativeMemory:
     def vram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """All VRAM lines in the order of allocation; empty on the CPU."""
         gpu = find_gpu(request, settings)
-        return () if gpu is None else tuple(_vram_lines(request, settings, gpu))
+        return () if gpu is None else tuple(vram_lines(request, settings, gpu))
 
     def ram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """All host lines: on the CPU everything, on CUDA the bank and the runtime."""
         if settings.device == "cpu":
-            return tuple(_cpu_lines(request, settings))
-        return tuple(_host_lines(request, settings))
+            return tuple(cpu_lines(request, settings))
+        return tuple(host_lines(request, settings))
 
     def disk_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """The download that is still to come."""
@@ -105,21 +93,6 @@ def choose_device(request: PlanRequest) -> Literal["cpu", "cuda"]:
     return "cpu" if hardware.is_probed and hardware.software.torch_cuda is None else "cuda"
 
 
-def record_bytes(shape: ModelShape) -> int:
-    """Bytes of one expert's record: as stored, parts and record aligned."""
-    return -(-shape.experts.expert_bytes // RECORD_ALIGN) * RECORD_ALIGN
-
-
-def element_bytes(shape: ModelShape, device: str) -> int:
-    """Bytes of one dense element in the compute type."""
-    return 4 if device == "cpu" or shape.dtype == "f32" else 2
-
-
-def unpacked_bytes(group: TensorGroup, shape: ModelShape, device: str) -> int:
-    """Bytes of a dense group in the compute type; as stored where its elements are not known."""
-    return group.elements * element_bytes(shape, device) if group.elements else group.bytes
-
-
 def has_prefix_reuse(shape: ModelShape) -> bool:
     """Prefixes are reused where every layer keeps keys and values: a recurrent state cannot be cut back."""
     return not (shape.attention.count("linear") or shape.attention.count("mamba"))
@@ -134,7 +107,7 @@ def _base(request: PlanRequest, device: Literal["cpu", "cuda"], gpu: Gpu | None)
         device=device,
         kv_tokens=workload.kv_tokens if settings.kv_tokens == "auto" else settings.kv_tokens,
         max_running_requests=workload.concurrency if running == "auto" else running,
-        prefix_cache=has_prefix_reuse(request.shape),
+        prefix_cache=has_prefix_reuse(request.shape) and settings.prefix_cache is not False,
         cpu_threads=request.hardware.cpu.usable_cores if threads == "auto" else threads,
         text_only=True,
     )
@@ -174,186 +147,12 @@ def _chunk_choices(request: PlanRequest) -> tuple[int, ...]:
     return tuple(chunk for chunk in CHUNKS if chunk < 2 * useful) or CHUNKS[-1:]
 
 
-def _dense_lines(shape: ModelShape, settings: ResolvedSettings) -> Iterator[Line]:
-    source, device = shape_source(shape), settings.device
-    each = element_bytes(shape, device)
-    groups = (
-        ("dense_weights", "dense weights", shape.dense),
-        ("shared_experts", "shared experts", shape.shared_experts),
-        ("head", "output head", shape.head),
-    )
-    for key, label, group in groups:
-        amount = unpacked_bytes(group, shape, device)
-        if amount:
-            yield Line(
-                key=key, label=label, bytes=amount, source=source, formula=f"{format_count(group.elements)} x {each} B"
-            )
-    if not settings.embed_on_host:
-        yield _embedding_line("embedding", "embedding", shape, device)
-
-
-def _embedding_line(key: str, label: str, shape: ModelShape, device: str) -> Line:
-    amount = unpacked_bytes(shape.embedding, shape, device)
-    formula = f"{format_count(shape.embedding.elements)} x {element_bytes(shape, device)} B"
-    return Line(
-        key=key, label=label, bytes=amount, formula=formula, source=shape_source(shape), knob="settings.embed_on_host"
-    )
-
-
-def _cache_lines(shape: ModelShape, settings: ResolvedSettings) -> Iterator[Line]:
-    each = element_bytes(shape, settings.device)
-    record = record_bytes(shape)
-    if settings.strategy == "fused" and shape.experts.count:
-        yield Line(
-            key="expert_slots",
-            label="all experts",
-            bytes=record * shape.experts.count,
-            formula=f"{format_count(shape.experts.count)} experts x {format_count(record)} B",
-            knob="settings.strategy",
-        )
-    elif settings.strategy == "offload":
-        yield Line(
-            key="expert_slots",
-            label=f"{format_count(settings.expert_slots)} expert slots",
-            bytes=record * settings.expert_slots,
-            knob="settings.expert_slots",
-            formula=f"{format_count(settings.expert_slots)} slots x {format_count(record)} B",
-        )
-    token = shape.kv_bytes_per_token(each)
-    yield Line(
-        key="kv_cache",
-        label="KV cache",
-        bytes=token * settings.kv_tokens,
-        knob="settings.kv_tokens",
-        formula=f"{format_count(settings.kv_tokens)} tokens x {format_count(token)} B",
-    )
-    state = shape.state_bytes_per_sequence(4, each)
-    if state:
-        yield Line(
-            key="linear_state",
-            label="linear-attention state",
-            bytes=state * settings.max_running_requests,
-            formula=f"{settings.max_running_requests} requests x {format_count(state)} B",
-            knob="settings.max_running_requests",
-            phases=RUNNING,
-        )
-
-
-def _work_lines(shape: ModelShape, settings: ResolvedSettings) -> Iterator[Line]:
-    each = element_bytes(shape, settings.device)
-    if settings.strategy != "fused":
-        group = staging_experts(shape)
-        yield Line(
-            key="prefill_staging",
-            label="prefill staging",
-            bytes=2 * group * record_bytes(shape),
-            phases=RUNNING,
-            formula=f"2 buffers x {group} experts x {format_count(record_bytes(shape))} B",
-        )
-    tokens = min(settings.prefill_chunk_tokens, settings.kv_tokens)
-    per_token = int(activation_bytes_per_token(shape) * each / 2 * EAGER_FACTOR)
-    unpacked = unpacked_expert_bytes(shape, each)
-    yield Line(
-        key="prefill_transient",
-        label="prefill activations",
-        bytes=tokens * per_token + unpacked,
-        phases=("prefill",),
-        formula=f"{format_count(tokens)} tokens x {per_token / KIB:.1f} KiB + {format_bytes(unpacked)} unpacked",
-        knob="settings.prefill_chunk_tokens",
-        source="guess",
-    )
-    yield Line(
-        key="logits",
-        label="logits",
-        bytes=shape.vocab_size * 4 * settings.max_running_requests,
-        phases=RUNNING,
-        formula=f"{settings.max_running_requests} x {format_count(shape.vocab_size)} x 4 B",
-    )
-
-
-def staging_experts(shape: ModelShape) -> int:
-    """Experts of one staging buffer: a whole layer where it is small, else what 256 MiB hold."""
-    return max(1, min(shape.experts.per_layer, STAGING_BYTES // max(1, record_bytes(shape))))
-
-
-def unpacked_expert_bytes(shape: ModelShape, element: int) -> int:
-    """Bytes of one expert's matrices in the compute type: they are unpacked one after the other."""
-    experts = shape.experts
-    return experts.projections * experts.hidden_size * experts.intermediate_size * element
-
-
-def _vram_lines(request: PlanRequest, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
-    shape = request.shape
-    yield Line(
-        key="cuda_context",
-        label="CUDA context",
-        bytes=context_bytes(gpu),
-        source="guess",
-        formula="250 MiB + 1.5 MiB an SM",
-    )
-    yield from _dense_lines(shape, settings)
-    yield Line(key="allocator", label="allocator and kernels", bytes=ALLOCATOR_BYTES, source="guess")
-    yield from _cache_lines(shape, settings)
-    yield from _work_lines(shape, settings)
-
-
-def _cpu_lines(request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
-    shape = request.shape
-    yield Line(
-        key="runtime",
-        label="runtime",
-        bytes=RUNTIME_BYTES["cpu"],
-        source="guess",
-        formula="Python, torch, transformers, server",
-    )
-    yield from _dense_lines(shape, settings)
-    if settings.strategy == "cpu" and settings.experts_from == "ram":
-        yield _bank_line(shape)
-    yield from _cache_lines(shape, settings)
-    yield from _work_lines(shape, settings)
-
-
-def _host_lines(request: PlanRequest, settings: ResolvedSettings) -> Iterator[Line]:
-    shape = request.shape
-    yield Line(
-        key="runtime",
-        label="runtime",
-        bytes=RUNTIME_BYTES["cuda"],
-        source="guess",
-        formula="Python, torch, CUDA's host side, server",
-    )
-    if settings.strategy in ("offload", "cpu") and settings.experts_from == "ram":
-        yield _bank_line(shape)
-    if settings.embed_on_host:
-        yield _embedding_line("host_embedding", "embedding on the host", shape, settings.device)
-    yield Line(
-        key="loader_peak",
-        label="loader",
-        bytes=512 * MIB,
-        phases=("load",),
-        source="guess",
-        formula="tensors on their way",
-    )
-
-
-def _bank_line(shape: ModelShape) -> Line:
-    count, record = shape.experts.count, record_bytes(shape)
-    return Line(
-        key="expert_banks",
-        label="expert banks",
-        bytes=count * record,
-        source=shape_source(shape),
-        formula=f"{format_count(count)} experts x {format_count(record)} B",
-        knob="settings.strategy",
-    )
-
-
 def _speed_traits(request: PlanRequest, settings: ResolvedSettings) -> SpeedTraits:
     shape, experts, device = request.shape, request.shape.experts, settings.device
     curve, curve_range, note = hit_curve_prior(shape)
     element = element_bytes(shape, device)
-    head = unpacked_bytes(shape.head, shape, device) or unpacked_bytes(shape.embedding, shape, device)
-    dense = unpacked_bytes(shape.dense, shape, device) + unpacked_bytes(shape.shared_experts, shape, device) + head
+    head = loaded_bytes(shape.head, shape, device) or loaded_bytes(shape.embedding, shape, device)
+    dense = loaded_bytes(shape.dense, shape, device) + loaded_bytes(shape.shared_experts, shape, device) + head
     return SpeedTraits(
         experts=experts.count,
         experts_per_token=experts.layers * experts.top_k,

@@ -6,6 +6,7 @@ ledger is its most expensive phase. The planner adds up and solves; only an engi
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,15 +54,20 @@ class Ledger(PlannerModel):
         """Bytes in use in `phase`."""
         return sum(line.bytes for line in self.lines if phase in line.phases)
 
+    @cached_property
+    def _peak(self) -> tuple[int, Phase]:
+        sums = [(self.phase_bytes(phase), phase) for phase in PHASES]
+        return max(sums, key=lambda pair: pair[0])
+
     @property
     def peak_phase(self) -> Phase:
         """The most expensive phase; the earliest one where several are equal."""
-        return max(PHASES, key=lambda phase: (self.phase_bytes(phase), -PHASES.index(phase)))
+        return self._peak[1]
 
     @property
     def peak_bytes(self) -> int:
         """Bytes in use in the peak phase."""
-        return self.phase_bytes(self.peak_phase)
+        return self._peak[0]
 
     @property
     def left_bytes(self) -> int:

@@ -101,31 +101,40 @@ def _most_slots(request: PlanRequest, model: MemoryModel, candidate: ResolvedSet
     most = budget_at(request, model, candidate, high)
     if most.is_feasible:
         return most
+    slopes = _slopes(least, most, low, high)
     best, fits, fails, step = least, low, high, 1
-    probe = _secant(least, most, low, high)
+    probe = low + min(
+        (int(spare / each) for spare, each in zip(_spares(least), slopes, strict=True) if each > 0), default=0
+    )
     while fails - fits > 1:
         # A guess outside the bracket says nothing: halve it then. Steps double, so a bad first guess costs little.
         middle = probe if fits < probe < fails else (fits + fails) // 2
         tried = budget_at(request, model, candidate, middle)
         if tried.is_feasible:
             best, fits, probe = tried, middle, middle + step
+            if any(spare < each for spare, each in zip(_spares(tried), slopes, strict=True)):
+                break
         else:
             fails, probe = middle, middle - step
         step *= 2
     return best
 
 
-def _secant(least: Budget, most: Budget, low: int, high: int) -> int:
-    """The slot count at which a straight line between the two ends runs out of memory."""
-    guesses = [high]
-    for near, far in zip(least.ledgers, most.ledgers, strict=True):
-        each = (far.peak_bytes - near.peak_bytes) / (high - low)
-        if each > 0:
-            guesses.append(low + int((near.left_bytes - near.headroom_bytes) / each))
-    each = (most.admission.needed_bytes - least.admission.needed_bytes) / (high - low)
-    if each > 0:
-        guesses.append(low + int((least.admission.budget_bytes - least.admission.needed_bytes) / each))
-    return min(guesses)
+def _spares(budget: Budget) -> tuple[int, ...]:
+    """Bytes left beside headroom in each ledger, and what the engine's own rule leaves."""
+    ledgers = tuple(ledger.left_bytes - ledger.headroom_bytes for ledger in budget.ledgers)
+    return (*ledgers, budget.admission.budget_bytes - budget.admission.needed_bytes)
+
+
+def _slopes(least: Budget, most: Budget, low: int, high: int) -> tuple[float, ...]:
+    """Bytes that one more slot takes from each of `_spares`, between the two ends.
+
+    The engine's rule counts only where its budget does not move with the slots, as it does with an automatic ratio.
+    """
+    slopes = [(near - far) / (high - low) for near, far in zip(_spares(least), _spares(most), strict=True)]
+    if least.admission.budget_bytes != most.admission.budget_bytes:
+        slopes[-1] = 0.0
+    return tuple(slopes)
 
 
 def budget_at(request: PlanRequest, model: MemoryModel, candidate: ResolvedSettings, slots: int) -> Budget:
