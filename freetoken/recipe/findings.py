@@ -125,8 +125,11 @@ def _describe_value(path: KeyPath, node: Node, errors: list[Mapping[str, Any]]) 
     key = dotted(path)
     sentences = [str(one["ctx"]["error"]) for one in errors if one["type"] in ("value_error", "assertion_error")]
     choices = [text for one in errors if (text := _describe_expected(key, one))]
-    if node.is_mapping and sentences:
+    if node.is_mapping and sentences and not choices:
         return sentences[0]  # A check of several fields at once names them itself.
+    if not node.text and sentences:  # A mapping or a list where a value should be: its dump would say nothing.
+        choices += [sentence.rpartition("expected ")[2] for sentence in sentences]
+        sentences = []
     if sentences:
         rest = " or " + " or ".join(dict.fromkeys(choices)) if choices and "expected" in sentences[0] else ""
         return f"`{key}`: {sentences[0]}{rest}" if key else sentences[0]

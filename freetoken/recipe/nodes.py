@@ -227,6 +227,8 @@ def _describe_yaml_error(error: yaml.MarkedYAMLError, source: str) -> str:
         problem = "a tab where YAML wants blanks"
     if "mapping values are not allowed" in problem:
         problem += " (a `:` too many, or a blank missing after it)"
+    if "comment or" in problem and "line break" in problem:
+        problem = 'a text that begins with `>` or `|` needs quotes, e.g. `">=8.0"`'
     return f"{where}: not YAML: {problem}"
 
 
