@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from freetoken import paths
 from freetoken.cli.output import examples, note
+from freetoken.cli.params import TokenCount, read_api_key
 from freetoken.engine.config import EngineConfig
 from freetoken.errors import UsageError
 from freetoken.server.listen import is_loopback, open_socket
-from freetoken.units import parse_tokens
 
 if TYPE_CHECKING:
     import socket
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {name: field.default for name, field in EngineConfig.model_fields.items()}
 PORT, MAX_OUTPUT_TOKENS = 1919, 2048
-
-
-class TokenCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """`8192` or `8k`."""
-
-    name = "tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The count. Fails with the words of `units`."""
-        try:
-            return parse_tokens(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command("serve", epilog=examples("ft serve demo", "ft serve ./Qwen3-30B-A3B --device cuda --expert-slots 1024"))
@@ -107,17 +94,6 @@ def find_folder(model: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json, so it is no model folder")
     return folder
-
-
-def read_api_key(variable: str | None) -> str | None:
-    """The key in the environment variable; None where none was named. Raises UsageError where it is unset or empty."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise UsageError(
-            f"`--api-key-env {variable}`: that environment variable is not set", hint=f"export {variable}=..."
-        )
-    return os.environ[variable]
 
 
 def make_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:

@@ -68,7 +68,12 @@ class Engine:
         self.state: EngineState = "serving"
         self.failure: str | None = None
         self.last_rebuild: RebuildResult | None = None
-        self.state_bytes_per_sequence = 0
+        # Measured from the first request's states; until then what the headers say.
+        self.state_bytes_per_sequence = (
+            loaded.shape.state_bytes_per_sequence(conv_bytes=loaded.dtype.itemsize)
+            if self.pool.geometry.has_state
+            else 0
+        )
         self._forward = ForwardPass(loaded)
         self._waiting: deque[RequestHandle] = deque()
         self._running: list[Sequence] = []
@@ -183,7 +188,7 @@ class Engine:
             self._changed.notify_all()
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
-            self.loaded.experts.close()
+            self.loaded.close()
 
     # -- the engine's own thread
 
@@ -262,6 +267,8 @@ class Engine:
         self.meter.completed += reason in ("stop", "length")
         self.meter.cancelled += reason == "cancelled"
         self.meter.failed += reason == "error"
+        if self.config.trace_path is not None:
+            self.loaded.experts.flush_trace()
         sequence.handle.finish(reason, error)
         with self._changed:
             self._changed.notify_all()

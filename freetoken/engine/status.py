@@ -105,16 +105,16 @@ def describe_stats(engine: Engine) -> EngineStats:
 
 def describe_cache(engine: Engine, limits: CacheLimits) -> CacheStatus:
     """Sizes in force now."""
-    experts = engine.loaded.shape.experts
+    experts = engine.loaded.experts
     return CacheStatus(
         state=engine.state,
-        expert_slots=engine.loaded.experts.expert_slots,
-        experts_per_layer=experts.per_layer,
-        moe_layers=experts.layers,
+        expert_slots=experts.expert_slots,
+        experts_per_layer=experts.experts_per_layer,
+        moe_layers=len(experts.layouts),
         kv_tokens=engine.pool.tokens,
         kv_bytes_per_token=engine.pool.geometry.bytes_per_token,
-        slot_bytes=engine.loaded.experts.slot_bytes,
-        state_bytes_per_sequence=engine.state_bytes_per_sequence or engine.loaded.shape.state_bytes_per_sequence(),
+        slot_bytes=experts.slot_bytes,
+        state_bytes_per_sequence=engine.state_bytes_per_sequence,
         max_running_requests=engine.config.max_running_requests,
         prefix_cache=engine.pool.can_reuse_prefixes,
         cached_tokens=engine.pool.cached_tokens,

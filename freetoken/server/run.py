@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from freetoken.engine.scheduler import Engine
     from freetoken.server.text import TextCodec
 
+log = logging.getLogger("freetoken.server")
+
 LINGER_S = 5.0
 #: Seconds that open connections get to end after a signal; their requests are cancelled at once.
 _GRACE_S = 4
@@ -46,6 +48,8 @@ def make_loader(config: EngineConfig, *, reuse_prefixes: bool = True) -> Loader:
 
         codec = load_codec(config.model_path)
         loaded = load_model(config, progress=state.set_progress)
+        for sentence in loaded.notes:
+            log.info(sentence)
         state.set_progress("warmup", 0, 0)
         return Engine(loaded, config, reuse_prefixes=reuse_prefixes), codec
 

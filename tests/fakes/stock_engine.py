@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig
 
-SHARED: dict[str, Any] = dict(
-    vocab_size=300, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=512
-)  # fmt: skip
+SHARED: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 512,
+}  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SHARED, num_hidden_layers=3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16
@@ -42,6 +43,8 @@ class CountingExperts:
     slot_bytes: int = 1024
     min_slots: int = 2
     max_slots: int = 18
+    experts_per_layer: int = 6
+    layouts: tuple[str, ...] = ("layer 0", "layer 1", "layer 2")
     phases: list[str] = field(default_factory=list)
     fail_resize_to: int | None = None
 
@@ -85,22 +88,19 @@ def make_model(family: str = "qwen3_moe", seed: int = 0) -> Any:
 def make_loaded(family: str = "qwen3_moe", *, model: Any = None) -> SimpleNamespace:
     """What `engine.loader.load_model` would return."""
     model = make_model(family) if model is None else model
-    shape = SimpleNamespace(
-        experts=SimpleNamespace(per_layer=6, layers=3, count=18),
-        state_bytes_per_sequence=lambda: 0,
-        max_position_tokens=512,
-    )
+    shape = SimpleNamespace(state_bytes_per_sequence=lambda **_: 0)
     return SimpleNamespace(
         model=model, config=model.config, shape=shape, device=torch.device("cpu"), dtype=torch.float32,
-        experts=CountingExperts(), memory=lambda: {"dense_weights": 1000},
+        experts=CountingExperts(), memory=lambda: {"dense_weights": 1000}, close=lambda: None,
     )  # fmt: skip
 
 
 def make_config(**changes: Any) -> SimpleNamespace:
     """What `engine.config.EngineConfig` holds, as far as serving reads it."""
-    values: dict[str, Any] = dict(
-        model_path="/nowhere", kv_tokens=512, max_running_requests=2, prefill_chunk_tokens=16, cpu_threads=1
-    )
+    values: dict[str, Any] = {
+        "model_path": "/nowhere", "kv_tokens": 512, "max_running_requests": 2, "prefill_chunk_tokens": 16,
+        "cpu_threads": 1, "trace_path": None,
+    }  # fmt: skip
     return SimpleNamespace(**(values | changes))
 
 

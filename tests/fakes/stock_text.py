@@ -54,13 +54,13 @@ def make_codec(*, template: str | None = CHAT_TEMPLATE) -> TextCodec:
 
 
 class Parrot(torch.nn.Module):
-    """Says the text between the last `[[` and `]]` of its prompt, then ends; without one it counts on from the last byte."""
+    """Says what stands between the last `[[` and `]]` of its prompt, then ends; else counts on from the last byte."""
 
     def __init__(self, codec: TextCodec) -> None:
         super().__init__()
         self.config = Qwen3MoeConfig(
-            vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
-            max_position_embeddings=4096, num_experts=4, num_experts_per_tok=2,
+            vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+            head_dim=8, max_position_embeddings=4096, num_experts=4, num_experts_per_tok=2,
         )  # fmt: skip
         self.codec = codec
         self.delay_s = 0.0
@@ -96,9 +96,8 @@ class Parrot(torch.nn.Module):
         if self.start in after:
             # `<|im_end|>`, a line break, `<|im_start|>`, `assistant` and a line break stand between
             after = after[13:]
-            after = (
-                after[2:] if after[:1] == [self.codec.vocabulary["<think>"]] and not script[:1] == after[:1] else after
-            )
+            if after[:1] == [self.codec.vocabulary["<think>"]] and script[:1] != after[:1]:
+                after = after[2:]
         return script[len(after)] if len(after) < len(script) else self.end
 
 
@@ -110,15 +109,11 @@ def _find_last(ids: list[int], wanted: list[int]) -> int | None:
 def make_parrot_engine(codec: TextCodec, **changes: Any) -> Engine:
     """An engine around a `Parrot`; `engine.loaded.model` is it."""
     reuse = changes.pop("reuse_prefixes", True)
-    shape = SimpleNamespace(
-        experts=SimpleNamespace(per_layer=4, layers=1, count=4),
-        state_bytes_per_sequence=lambda: 0,
-        max_position_tokens=4096,
-    )
+    shape = SimpleNamespace(state_bytes_per_sequence=lambda **_: 0)
     model = Parrot(codec)
     loaded: Any = SimpleNamespace(
         model=model, config=model.config, shape=shape, device=torch.device("cpu"), dtype=torch.float32,
-        experts=CountingExperts(), memory=lambda: {"dense_weights": 1000},
+        experts=CountingExperts(), memory=lambda: {"dense_weights": 1000}, close=lambda: None,
     )  # fmt: skip
     defaults = GenerationDefaults(stop_token_ids=frozenset({codec.vocabulary["<|im_end|>"]}))
     config: Any = make_config(**({"strategy": "offload", "kv_tokens": 1024} | changes))
