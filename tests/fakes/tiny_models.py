@@ -248,7 +248,7 @@ def _qwen3_5_moe(
             for part in ("in_proj_b", "in_proj_a"):
                 w.matrix(f"{t}.{part}.weight", 4, hidden)
             w.matrix(f"{t}.conv1d.weight", 128, 1, 4)
-            w.vector(f"{t}.A_log", 4, 0.5, 0.3, torch.float32)
+            w.vector(f"{t}.A_log", 4, -2.0, 0.3, torch.float32)
             w.vector(f"{t}.dt_bias", 4, 1.0)
             w.vector(f"{t}.norm.weight", 16, 1.0)
             matrix(f"{t}.out_proj", hidden, 64)
