@@ -125,7 +125,7 @@ class RemoteRepo(ABC):
             if response.status_code not in (200, 206):
                 raise HubError(f"{self.make_url(name)}: the hub answered {response.status_code}")
             left = None if end is None else end - begin
-            for chunk in response.iter_bytes(1 << 20):
+            for chunk in response.iter_bytes():  # as it comes: a block half filled is lost with the connection
                 if skip:
                     skip, chunk = max(0, skip - len(chunk)), chunk[skip:]
                 if left is not None:
