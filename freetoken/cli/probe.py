@@ -70,9 +70,12 @@ def _read(profile: str | None, bandwidth: bool, device: str, disk: Path | None) 
         return hardware
     note("measuring memory, link and disk")
     from freetoken.hardware.bandwidth import measure_bandwidth
+    from freetoken.hardware.measured import write_measured
 
     place = Path(hardware.disk.path) if hardware.disk.path else None
-    return hardware.model_copy(update={"bandwidth": measure_bandwidth(device, disk_folder=place)})
+    rates = hardware.bandwidth.merged(measure_bandwidth(device, disk_folder=place))
+    write_measured(hardware, rates)
+    return hardware.model_copy(update={"bandwidth": rates})
 
 
 def _target(save: str | None, yes: bool) -> Path | None:

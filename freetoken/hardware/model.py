@@ -156,6 +156,11 @@ class Bandwidth(HardwareModel):
     piece_bytes: ByteCount | None = None
     threads: int | None = Field(default=None, ge=1)
 
+    def merged(self, newer: Bandwidth) -> Bandwidth:
+        """These rates with everything that `newer` knows in their place."""
+        known = newer.model_dump(exclude_none=True, exclude={"sources"})
+        return self.model_copy(update=known | {"sources": self.sources | newer.sources})
+
 
 class Os(HardwareModel):
     """Operating system and, under WSL, its version."""

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from freetoken import paths
+from freetoken.hardware.catalog import find_card
 from freetoken.hardware.cgroup import read_cgroup_limits
 from freetoken.hardware.cpu import read_cpu
 from freetoken.hardware.disk import read_disk
-from freetoken.hardware.model import Hardware, Os, Source
+from freetoken.hardware.measured import read_measured
+from freetoken.hardware.model import Bandwidth, Hardware, Os, Source
 from freetoken.hardware.nvidia import load_nvml, read_nvidia
 from freetoken.hardware.other_gpus import read_other_gpus
 from freetoken.hardware.ram import read_ram
@@ -38,16 +40,17 @@ def probe_hardware(
 ) -> Hardware:
     """This machine as a `Hardware`; the disk is the one that holds `disk_path` (else the hub cache, where models land).
 
-    `reader` and `nvml_loader` are for tests and recordings. Never raises for a missing tool, driver or file.
+    Rates are the card's specified memory bandwidth and, on this very machine, what `ft probe --bandwidth` measured
+    last. `reader` and `nvml_loader` are for tests and recordings. Never raises for a missing tool, driver or file.
     """
-    reader = reader or Reader()
+    is_here, reader = reader is None, reader or Reader()
     system, windows = read_system(reader)
     limits = read_cgroup_limits(reader)
     ram = read_ram(reader, system, limits, windows)
     nvidia = read_nvidia(reader, ram, nvml_loader)
     others, notes = read_other_gpus(reader, len(nvidia.gpus), is_nvidia_read=bool(nvidia.gpus))
     sources: dict[str, Source] = {"ram.pinnable_bytes": "guessed"} if ram.pinnable_bytes is not None else {}
-    return Hardware(
+    hardware = Hardware(
         gpus=nvidia.gpus + others,
         cpu=read_cpu(reader, limits),
         ram=ram,
@@ -58,6 +61,19 @@ def probe_hardware(
         is_probed=True,
         notes=nvidia.notes + notes,
     )
+    rates = specified_rates(hardware)
+    if is_here and (measured := read_measured(hardware)) is not None:
+        rates = rates.merged(measured)
+    return hardware.model_copy(update={"bandwidth": rates})
+
+
+def specified_rates(hardware: Hardware) -> Bandwidth:
+    """The memory bandwidth that the vendor specifies for the GPU that would be chosen; empty where it is not known."""
+    gpu = hardware.pick_gpu()
+    card = find_card(gpu.name, gpu.vram_total_bytes) if gpu else None
+    if card is None:
+        return Bandwidth()
+    return Bandwidth(vram_bytes_per_s=card.vram_gb_per_s * 1e9, sources={"vram_bytes_per_s": "vendor"})
 
 
 def read_system(reader: Reader) -> tuple[Os, WindowsFacts | None]:

@@ -6,9 +6,7 @@ A profile is the same `Hardware` that a probe gives, less what is one person's: 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import tempfile
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -16,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from freetoken import paths
 from freetoken.errors import UsageError
 from freetoken.hardware.model import Hardware, Software
-from freetoken.hardware.yaml_file import dump_yaml, read_yaml_file
+from freetoken.hardware.yaml_file import read_yaml_file, write_yaml_file
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 
@@ -57,17 +55,7 @@ def list_profiles() -> tuple[ProfileInfo, ...]:
 
 def write_profile(hardware: Hardware, path: Path) -> Path:
     """Writes `hardware` to `path` without personal facts, by a temporary name that is renamed. Returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = dump_yaml(anonymous(hardware).model_copy(update={"name": path.stem}))
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_yaml_file(anonymous(hardware).model_copy(update={"name": path.stem}), path)
     return path
 
 

@@ -1,11 +1,13 @@
 """One YAML file of a profile: read with the line of every key, written so that reading gives the same value back.
 
-The safe loader alone; a key written twice, a file above 1 MiB and anything but a mapping are refused in words.
+The safe loader alone. A key written twice, an alias, a file above 1 MiB and anything but a mapping are refused.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import tempfile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -36,6 +38,20 @@ def dump_yaml(value: BaseModel) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
 
 
+def write_yaml_file(value: BaseModel, path: Path) -> None:
+    """Writes `value` to `path`, whose folder is made, by a temporary name that is renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(dump_yaml(value))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
 def format_exact_bytes(count: int) -> str | int:
     """`count` in the largest unit that divides it, so that parsing gives it back to the byte."""
     for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
@@ -61,6 +77,9 @@ def _compose(path: Path) -> tuple[dict[str, Any], _Lines]:
         if path.stat().st_size > MOST_BYTES:
             raise BadFileError(f"{path} has {path.stat().st_size:,} bytes, a profile has at most {MOST_BYTES:,}")
         text = path.read_text(encoding="utf-8")
+        # An alias can make a file endless or huge, and a profile has no use for one.
+        if alias := next((one for one in yaml.parse(text, yaml.SafeLoader) if isinstance(one, yaml.AliasEvent)), None):
+            raise BadFileError(f"{path}:{alias.start_mark.line + 1}: `*{alias.anchor}`: aliases are not read here")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         value = yaml.safe_load(text)
     except UnicodeDecodeError as error:
