@@ -37,7 +37,7 @@ class CardInfo(BaseModel):
     @property
     def keys(self) -> tuple[str, ...]:
         """Everything that the card answers to, in lower case."""
-        return tuple(one.lower() for one in (self.name, self.repo, self.repo.rpartition("/")[2], *self.aliases) if one)
+        return tuple(one.lower() for one in (self.name, self.repo, *self.aliases, self.repo.rpartition("/")[2]) if one)
 
 
 def find_card(repo_or_name: str) -> ModelShape | None:
@@ -47,12 +47,12 @@ def find_card(repo_or_name: str) -> ModelShape | None:
 
 
 def find_card_info(repo_or_name: str) -> CardInfo | None:
-    """Which card answers to `repo_or_name`; an exact name wins over an alias."""
+    """Which card answers to `repo_or_name`; names and repositories first, then aliases, then a repository's last part."""
     wanted = repo_or_name.strip().lower()
     cards = list_cards()
-    for position in range(max((len(card.keys) for card in cards), default=0)):
+    for find in (lambda card: card.keys[:2], lambda card: card.keys[2:-1], lambda card: card.keys[-1:]):
         for card in cards:
-            if position < len(card.keys) and card.keys[position] == wanted:
+            if wanted in find(card):
                 return card
     return None
 
