@@ -122,9 +122,9 @@ def test_a_path_that_is_not_there_is_said_to_be_missing() -> None:
         (SMALL + "name: a\nname: b\n", "profiles/x.yaml:4: `name` stands here and in line 3"),
         ("- a\n", "profiles/x.yaml holds a list, expected `key: value` lines"),
         ("", "profiles/x.yaml holds nothing, expected `key: value` lines"),
-        ("ram: [\n", "profiles/x.yaml:2: not valid YAML: expected the node content, but found '<stream end>'"),
+        ("ram: [\n", None),
         ("!!python/object/apply:os.system [id]\n", None),
-        ("a: &x [*x]\n", "profiles/x.yaml:1: `*x`: aliases are not read here"),
+        ("a: &x [*x]\n", "profiles/x.yaml:1: `a.0`: aliases are not read here"),
         ("x: " + "[" * 2000, None),
     ],
 )  # fmt: skip
