@@ -163,9 +163,10 @@ class Bandwidth(HardwareModel):
 
 
 class Os(HardwareModel):
-    """Operating system and, under WSL, its version."""
+    """Operating system and, under WSL, its version. `name` is the kernel's: `linux`, `darwin`."""
 
     name: str = "linux"
+    distribution: str | None = None
     kernel: str | None = None
     arch: str = "x86_64"
     is_wsl: bool = False

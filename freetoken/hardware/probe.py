@@ -81,7 +81,8 @@ def read_system(reader: Reader) -> tuple[Os, WindowsFacts | None]:
     windows = read_windows(reader) if is_wsl(reader) else None
     release = parse_table(reader.text("/etc/os-release").replace("=", ":")).get("PRETTY_NAME", "").strip("\"'")
     system = Os(
-        name=release or "linux",
+        name=reader.system,
+        distribution=release or None,
         kernel=reader.word("/proc/sys/kernel/osrelease") or None,
         arch=reader.arch,
         is_wsl=windows is not None,
