@@ -195,7 +195,7 @@ def _software_rows(hardware: Hardware) -> list[tuple[str, str, str]]:
     toolkit = f"{software.cuda_toolkit or 'version unknown'}, {software.nvcc}" if software.nvcc else "none"
     torch = f"{software.torch}, built for {'CUDA ' + software.torch_cuda if software.torch_cuda else 'the CPU'}"
     return [
-        ("system", f"{system.name}{kernel}, {system.arch}{wsl}{container}", "os"),
+        ("system", f"{system.distribution or system.name}{kernel}, {system.arch}{wsl}{container}", "os"),
         ("NVIDIA driver", driver, "software.driver"),
         ("CUDA toolkit", toolkit, "software.cuda_toolkit"),
         ("g++, ninja", f"{software.gxx or 'none'}, {software.ninja or 'none'}", "software.gxx"),

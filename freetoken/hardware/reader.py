@@ -79,6 +79,8 @@ class Reader:
     memlock: Callable[[], int | None] = _own_memlock
     disk_usage: Callable[[Path], DiskUsage] = shutil.disk_usage
     package_folder: Callable[[str], Path | None] = _package_folder
+    #: Kernel and machine in lower case: `linux`, `x86_64`.
+    system: str = field(default_factory=lambda: os.uname().sysname.lower())
     arch: str = field(default_factory=lambda: os.uname().machine)
 
     def path(self, name: str) -> Path:

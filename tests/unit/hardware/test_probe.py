@@ -33,7 +33,7 @@ def test_a_laptop_is_described_completely(tmp_path: Path) -> None:
         disk=Disk(path="/home/ann/.cache/huggingface/hub", total_bytes=900 * GIB, free_bytes=200 * GIB, kind="nvme",
                   filesystem="ext4"),
         bandwidth=Bandwidth(vram_bytes_per_s=256e9, sources={"vram_bytes_per_s": "vendor"}),
-        os=Os(name="Ubuntu 24.04.3 LTS", kernel="6.8.0-45-generic"),
+        os=Os(name="linux", distribution="Ubuntu 24.04.3 LTS", kernel="6.8.0-45-generic"),
         software=Software(driver="580.95.05", cuda_driver="13.0", cuda_toolkit="13.0.2", nvcc="/usr/local/bin/nvcc",
                           gxx="/usr/bin/g++", ninja="/usr/bin/ninja"),
         is_probed=True,
@@ -44,7 +44,11 @@ def test_wsl_shows_its_pin_cap_windows_own_free_memory_and_a_models_folder_on_a_
     reader, nvml = wsl_machine(tmp_path)
     hardware = probe_hardware(reader=reader, nvml_loader=lambda: nvml)
     assert hardware.os == Os(
-        name="Ubuntu 24.04.2 LTS", kernel="6.6.87.2-microsoft-standard-WSL2", is_wsl=True, wsl_version="2.6.1.0"
+        name="linux",
+        distribution="Ubuntu 24.04.2 LTS",
+        kernel="6.6.87.2-microsoft-standard-WSL2",
+        is_wsl=True,
+        wsl_version="2.6.1.0",
     )
     assert hardware.ram == Ram(
         total_bytes=24 * GIB, available_bytes=20 * GIB, swap_total_bytes=6 * GIB, pinnable_bytes=24 * GIB * 2 // 5,
