@@ -55,10 +55,14 @@ def make_refusal_error(refusal: Refusal) -> DoesNotFitError:
     """The no as an error: every finding, the missing bytes, and what would make it a yes."""
     said = [finding.message for finding in refusal.findings if finding.is_fatal]
     details = [one for one in said if one not in refusal.message]
-    details += [f"without a fix: {one.message}" for one in refusal.findings if not one.is_fatal]
-    if refusal.missing_bytes and refusal.ledger is not None:
-        line = f", most of it to blame on `{refusal.blamed_line}`" if refusal.blamed_line else ""
-        details.append(f"{format_bytes(refusal.missing_bytes)} of {KINDS[refusal.ledger]} are missing{line}")
+    details += [f"warning: {one.message}" for one in refusal.findings if not one.is_fatal]
+    ledger = getattr(refusal, refusal.ledger) if refusal.ledger is not None else None
+    blamed = ledger.line(refusal.blamed_line) if ledger is not None and refusal.blamed_line else None
+    if blamed is not None:
+        size = f"{format_bytes(blamed.bytes)} of {KINDS[ledger.kind]}"
+        details.append(
+            f"to blame is the line `{blamed.key}`: {size}" + (f", {blamed.formula}" if blamed.formula else "")
+        )
     details += [f"instead: {one}" for one in refusal.alternatives]
     return DoesNotFitError(refusal.message, hint=describe_repairs(refusal), details=tuple(details))
 
