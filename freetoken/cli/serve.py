@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 
 from freetoken import paths
-from freetoken.cli.output import examples, note
+from freetoken.cli.output import examples, json_option, note, to_json
 from freetoken.cli.params import TokenCount, read_api_key
 from freetoken.engine.config import EngineConfig
 from freetoken.errors import UsageError
@@ -59,11 +59,15 @@ PORT, MAX_OUTPUT_TOKENS = 1919, 2048
 @click.option("--served-model-name", metavar="NAME", help="Name in /v1/models; else the folder's.")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the API key clients must send.")
 @click.option("--trace", "trace_path", type=click.Path(path_type=Path), help="Record the routing of decode steps here.")
+@json_option
 def command(
     model: str, host: str, port: int, prefix_cache: bool, max_output_tokens: int, served_model_name: str | None,
-    api_key_env: str | None, **settings: Any,
+    api_key_env: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Run the native engine on MODEL (a folder, or `demo`) in the foreground, until Ctrl-C."""
+    """Run the native engine on MODEL (a folder, or `demo`) in the foreground, until Ctrl-C.
+
+    With `--json` one document says where it listens as soon as it does; `/health` there tells when it is ready.
+    """
     folder = find_folder(model)
     api_key = read_api_key(api_key_env)
     if api_key is None and not is_loopback(host):
@@ -74,6 +78,10 @@ def command(
     config = make_config(folder, settings)
     listener = open_socket(host, port)
     note(f"loading {folder} ...")
+    if as_json:
+        bound, model_name = listener.getsockname()[1], served_model_name or folder.name
+        click.echo(to_json({"host": host, "port": bound, "model": model_name, "pid": os.getpid()}))
+        sys.stdout.flush()
     # From here on imports are heavy: the port is ours, and connections wait in its queue.
     from freetoken.server.state import ServerOptions
 
