@@ -85,8 +85,8 @@ def list_command(only_cards: bool, as_json: bool) -> None:
                 console, ("on this machine", "size", "state", "folder"), rows, align=("left", "right"),
                 notes=() if rows else ("none; `ft model fetch REPO` brings one",),
             )  # fmt: skip
-        rows = [(card.name, card.repo, card.description) for card in cards]
-        print_table(console, ("card", "repository", "description"), rows)
+        described = [(card.name, card.repo, card.description) for card in cards]
+        print_table(console, ("card", "repository", "description"), described)
 
     emit(value, as_json=as_json, render=render)
 
@@ -341,7 +341,7 @@ def verify_command(name: str, revision: str, source: str, as_json: bool) -> None
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; touch nothing.")
 @json_option
 def remove_command(name: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove a fetched model from the cache, with every revision of it. Asks first."""
+    """Remove a fetched model from the cache, with every revision of it; asks first."""
     from freetoken.checkpoint.library import find_local, remove_local
     from freetoken.errors import UsageError
 
