@@ -75,6 +75,15 @@ class Failure(AdapterModel):
     excerpt: str = ""  # the log line it was read from
 
 
+class EngineNeeds(AdapterModel):
+    """What the engine asks of a machine with an NVIDIA GPU; `None` and `()` where it asks nothing."""
+
+    compute_capability: str | None = None
+    driver: str | None = None
+    cuda_toolkit: str | None = None
+    tools: tuple[str, ...] = ()
+
+
 class EngineAdapter(ABC):
     """One engine. Stateless; all arguments are values."""
 
@@ -83,6 +92,8 @@ class EngineAdapter(ABC):
     known_versions: ClassVar[str] = ""  # a PEP 440 range
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     knobs: ClassVar[tuple[Knob, ...]] = ()
+    #: What `ft doctor` holds this machine against.
+    needs: ClassVar[EngineNeeds] = EngineNeeds()
     #: True where the engine ships in this package and needs no environment of its own.
     is_embedded: ClassVar[bool] = False
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from freetoken.adapters.base import Capability, EngineAdapter, Failure, Knob, LaunchSpec
-from freetoken.adapters.freetoken_limits import FreetokenLimits
+from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
+from freetoken.adapters.freetoken_limits import LEAST_CAPABILITY, LEAST_CUDA, LEAST_DRIVER, FreetokenLimits
 from freetoken.adapters.freetoken_log import classify_log
 from freetoken.adapters.freetoken_memory import FreetokenMemory
 from freetoken.adapters.log_patterns import ANSI
@@ -29,6 +29,9 @@ class FreetokenAdapter(EngineAdapter):
     title: ClassVar[str] = "FreeToken (NVIDIA, experts offloaded to host RAM)"
     known_versions: ClassVar[str] = ">=0.2.1,<0.3"
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "cache_flush", "text_only"})
+    needs: ClassVar[EngineNeeds] = EngineNeeds(
+        compute_capability=LEAST_CAPABILITY, driver=LEAST_DRIVER, cuda_toolkit=LEAST_CUDA, tools=("nvcc", "g++", "ninja")
+    )
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob(name="expert_slots", cost="live", low=1),
         Knob(name="kv_tokens", cost="live", low=1),

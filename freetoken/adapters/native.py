@@ -7,8 +7,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import ClassVar
 
-from freetoken.adapters.base import Capability, EngineAdapter, Failure, Knob, LaunchSpec
-from freetoken.adapters.native_limits import NativeLimits
+from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
+from freetoken.adapters.native_limits import LEAST_CAPABILITY, NativeLimits
 from freetoken.adapters.native_log import classify_log
 from freetoken.adapters.native_memory import NativeMemory
 from freetoken.errors import UsageError
@@ -22,6 +22,7 @@ class NativeAdapter(EngineAdapter):
     title: ClassVar[str] = "native (in this package: torch and transformers, CPU or CUDA)"
     known_versions: ClassVar[str] = ""
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "hit_counters", "cache_flush", "cancel"})
+    needs: ClassVar[EngineNeeds] = EngineNeeds(compute_capability=LEAST_CAPABILITY)
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob(name="expert_slots", cost="live", low=1),
         Knob(name="kv_tokens", cost="live", low=1),
