@@ -133,10 +133,9 @@ def make_ram_ledger(request: PlanRequest, model: MemoryModel, settings: Resolved
 
 
 def available_ram(request: PlanRequest) -> int:
-    """Host bytes that may be used: available now, Windows' own view under WSL, what our own deployment gives back."""
+    """Host bytes that may be used: what is available now, and no more than Windows has free under WSL."""
     ram = request.hardware.ram
-    available = min(ram.available_bytes, ram.windows_available_bytes or ram.available_bytes)
-    return min(ram.total_bytes, available + request.reclaimable_ram_bytes)
+    return min(ram.available_bytes, ram.windows_available_bytes or ram.available_bytes)
 
 
 def make_disk_ledger(request: PlanRequest, model: MemoryModel, settings: ResolvedSettings) -> Ledger:

@@ -53,8 +53,6 @@ class PlanRequest(PlannerModel):
     download_bytes: int = Field(default=0, ge=0)
     #: VRAM that our own running deployment of this recipe would give back.
     reclaimable_vram_bytes: int = Field(default=0, ge=0)
-    #: Host memory that our own running deployment of this recipe would give back.
-    reclaimable_ram_bytes: int = Field(default=0, ge=0)
     #: Value provenance from the recipe loader: `settings.kv_tokens` -> `command line`, `recipe`, `parent NAME`, ...
     provenance: dict[str, str] = {}
 

@@ -41,6 +41,8 @@ def _reason(request: PlanRequest, budget: Budget, name: str) -> str:
             return "the least that lets the engine's own rule admit slots and KV, and no less than its default"
         case "gpu" | "device":
             return "the fastest GPU with free VRAM" if settings.device == "cuda" else "no GPU that this engine can use"
+        case "attention":
+            return "what the engine runs without extras"
         case "prefill_overlap":
             return "on where two layers of experts fit in the slots"
         case "prefix_cache":

@@ -68,6 +68,8 @@ def find_repairs(request: PlanRequest, adapter: EngineAdapter) -> tuple[Repair, 
             repair = _check(request, adapter, sets)
             if repair is not None:
                 repairs.append(repair)
+            if size > 1 and len(repairs) >= MOST_REPAIRS:
+                break
         if repairs:
             break
     if not repairs:

@@ -90,11 +90,11 @@ def make_wsl_machine(gpu: Gpu, **changes: Any) -> Hardware:
     return make_machine(gpu, os=Os(is_wsl=True, wsl_version="2.7.13"), **changes)
 
 
-def make_recipe(engine: str = "freetoken", **changes: Any) -> Recipe:
+def make_recipe(engine: str | dict[str, Any] = "freetoken", **changes: Any) -> Recipe:
     """A recipe of the agent workload on a server; `changes` are top-level fields."""
     document: dict[str, Any] = {
-        "name": "case", "model": {"repo": "owner/model"}, "engine": {"name": engine}, "workload": AGENT_WORKLOAD,
-        "headroom": "server",
+        "name": "case", "model": {"repo": "owner/model"}, "workload": AGENT_WORKLOAD, "headroom": "server",
+        "engine": {"name": engine} if isinstance(engine, str) else engine,
     }  # fmt: skip
     return Recipe.model_validate(document | changes)
 
