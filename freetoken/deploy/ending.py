@@ -21,7 +21,7 @@ _PORT_WAIT_S = 5.0
 def end_life(found: life.Life) -> StopOutcome:
     """Ends a run for good and waits until its ports are free; harmless when nothing of it lives."""
     record, grace_s = found.record, found.launch.grace_s if found.launch else 10.0
-    lock = FileLock(record.folder / KEEPER_LOCK_FILE, purpose="stopping the run")
+    lock = FileLock(record.folder / KEEPER_LOCK_FILE, is_named=False)
     how = _end_keeper(found, lock, 2 * grace_s + 15.0)
     try:
         state = read_state(record.folder, fallback_dir=register.states_dir())

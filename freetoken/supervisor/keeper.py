@@ -423,7 +423,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"no launch to keep in {run_dir}", file=sys.stderr)
         return FAILED
     lock = FileLock(run_dir / KEEPER_LOCK_FILE, purpose=f"keeper of {launch.name}")
-    if not lock.acquire(timeout_s=2.0):
+    if not lock.acquire(timeout_s=1.0):
         print(f"{run_dir} is kept already", file=sys.stderr)
         return ALREADY_KEPT
     before = read_state(run_dir, fallback_dir=Path(launch.runtime_dir) / "states" if launch.runtime_dir else None)

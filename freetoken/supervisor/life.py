@@ -151,7 +151,7 @@ def close(life: Life) -> Life:
 
     Takes the keeper's lock meanwhile: a keeper that was just spawned then finds the end written and leaves.
     """
-    lock = FileLock(life.record.folder / KEEPER_LOCK_FILE, purpose="closing a dead run")
+    lock = FileLock(life.record.folder / KEEPER_LOCK_FILE, is_named=False)
     if life.record.folder.is_dir():
         if not lock.try_acquire():
             return examine(life.record)

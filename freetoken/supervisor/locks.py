@@ -32,10 +32,14 @@ class LockHolder:
 
 
 class FileLock:
-    """An exclusive lock on `path`; a context manager. Not inherited by processes started meanwhile."""
+    """An exclusive lock on `path`; a context manager. Not inherited by processes started meanwhile.
 
-    def __init__(self, path: Path, purpose: str = "") -> None:
+    Without `is_named` the file is left as it is: whoever it names is not this process.
+    """
+
+    def __init__(self, path: Path, purpose: str = "", *, is_named: bool = True) -> None:
         self.path = path
+        self.is_named = is_named
         self.purpose = purpose or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
         self._fd: int | None = None
 
@@ -54,7 +58,8 @@ class FileLock:
             os.close(fd)
             return False
         self._fd = fd
-        self._write_holder(fd)
+        if self.is_named:
+            self._write_holder(fd)
         return True
 
     def acquire(

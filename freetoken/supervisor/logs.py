@@ -7,6 +7,7 @@ are written between the copy's last look and the truncation are the price. Stand
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -30,7 +31,9 @@ def append_line(path: Path, text: str) -> None:
     """Appends a line of the keeper's own; raises OSError where there is no space for it."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
     try:
-        os.write(fd, f"[keeper] {text}\n".encode())
+        line = f"[keeper] {text}\n".encode()
+        if os.write(fd, line) < len(line):  # what is cut short is refused whole at the next write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(fd)
 
