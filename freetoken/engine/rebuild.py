@@ -54,14 +54,23 @@ def compute_limits(loaded: LoadedModel, pool: KvPool) -> CacheLimits:
     slot_bytes, token_bytes = loaded.experts.slot_bytes, pool.geometry.bytes_per_token
     slots_now = loaded.experts.expert_slots * slot_bytes
     budget = max(slots_now + pool.bytes, slots_now + pool.bytes + free_bytes(loaded.device) - RESERVE_BYTES)
-    affordable = (budget - pool.bytes) // slot_bytes if slot_bytes else loaded.experts.max_slots
+    lowest, highest = slot_range(loaded)
+    affordable = (budget - pool.bytes) // slot_bytes if slot_bytes else highest
     return CacheLimits(
         budget_bytes=budget,
         kv_min=max(1, pool.reserved_tokens),
         kv_max=(budget - slots_now) // token_bytes if token_bytes else pool.tokens,
-        slots_min=loaded.experts.min_slots,
-        slots_max=max(loaded.experts.min_slots, min(loaded.experts.max_slots, affordable)),
+        slots_min=lowest,
+        slots_max=max(lowest, min(highest, affordable)),
     )
+
+
+def slot_range(loaded: LoadedModel) -> tuple[int, int]:
+    """Fewest and most slots that a resize may ask for: without `offload` there is nothing to resize."""
+    experts = loaded.experts
+    if loaded.engine_config.strategy != "offload":
+        return experts.expert_slots, experts.expert_slots
+    return experts.min_slots, experts.max_slots
 
 
 def rebuild(
@@ -103,8 +112,10 @@ def _reason_against(
     limits, experts = compute_limits(loaded, pool), loaded.experts
     if kv < 1:
         return "rejected", f"requested KV of {kv} tokens is below 1; {kept}"
-    if slots != experts.expert_slots and not experts.min_slots <= slots <= experts.max_slots:
-        return "rejected", f"requested {slots} expert slots, outside {experts.min_slots} to {experts.max_slots}; {kept}"
+    lowest, highest = slot_range(loaded)
+    if not lowest <= slots <= highest:
+        where = f"outside {lowest} to {highest} of the strategy `{loaded.engine_config.strategy}`"
+        return "rejected", f"requested {slots} expert slots, {where}; {kept}"
     needed = slots * experts.slot_bytes + kv * pool.geometry.bytes_per_token
     grows = slots > experts.expert_slots or kv > pool.tokens
     if grows and needed > limits.budget_bytes:

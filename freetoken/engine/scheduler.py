@@ -133,8 +133,8 @@ class Engine:
         return describe_cache(self, compute_limits(self.loaded, self.pool))
 
     def memory(self) -> dict[str, int]:
-        """Bytes really allocated, by ledger key."""
-        states = self.state_bytes_per_sequence * len(self._running)
+        """Bytes allocated, by ledger key; recurrent states as if every place for a request were taken."""
+        states = self.state_bytes_per_sequence * self.config.max_running_requests
         return dict(self.loaded.memory()) | {"kv_cache": self.pool.bytes} | ({"linear_state": states} if states else {})
 
     def rebuild(
@@ -170,6 +170,12 @@ class Engine:
         with self._changed:
             self._stop_admitting()
             return self._changed.wait_for(lambda: self.active_count == 0, timeout_s)
+
+    def resume(self) -> None:
+        """Admits again after a `drain` that was not followed by `close`."""
+        with self._changed:
+            if self.state == "stopping" and not self._is_closed:
+                self.state, self._is_admitting = "serving", True
 
     def abort_all(self) -> None:
         """Cancels every request."""

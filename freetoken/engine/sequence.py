@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from freetoken.engine.loader import LoadedModel
 
 
+def find_cache_argument(model: Any) -> str:
+    """The name under which `model` takes its cache: newer `transformers` renamed it, and warn of the old name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class ForwardPass:
     """Calls the model for one request at a time; hides what changed between versions of `transformers`."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        # 5.20-odd renamed `past_key_values` to `cache`; the old name still works there, with a warning.
-        known = inspect.signature(loaded.model.forward).parameters
-        self._cache_name = "cache" if "cache" in known else "past_key_values"
+        self._cache_name = find_cache_argument(loaded.model)
 
     def run(self, token_ids: list[int], reservation: Reservation, *, is_prefill: bool) -> torch.Tensor:
         """Logits `[vocabulary]` of the last of `token_ids`, which follow what stands in the reservation's cache."""

@@ -79,6 +79,7 @@ async def _drain(state: ServerState, body: PrepareStopBody) -> JSONResponse:
         engine.abort_all()
         is_drained = await asyncio.to_thread(engine.drain, body.abort_timeout_s)
     if not is_drained:
+        engine.resume()
         error = f"{engine.active_count} requests are still running"
         return JSONResponse({"error": error, "drain_complete": False, "engine_preserved": True}, status_code=503)
     stats = engine.stats()
@@ -182,12 +183,7 @@ def _attention(engine: Engine) -> str:
 
 def describe_gpus(engine: Engine) -> list[dict[str, Any]]:
     """The GPU that the engine uses; empty on the CPU."""
-    device = engine.loaded.device
-    if device.type != "cuda":
-        return []
-    import torch
+    from freetoken.engine.gpu import describe_gpu
 
-    found = torch.cuda.get_device_properties(device)
-    uuid = str(getattr(found, "uuid", ""))
-    named = uuid if uuid.startswith("GPU-") or not uuid else f"GPU-{uuid}"
-    return [{"index": device.index or 0, "name": found.name, "uuid": named, "total_bytes": found.total_memory}]
+    found = describe_gpu(engine.loaded.device)
+    return [found] if found is not None else []

@@ -35,6 +35,9 @@ LINGER_S = 5.0
 #: Seconds that open connections get to end after a signal; their requests are cancelled at once.
 _GRACE_S = 4
 
+#: The engine's words for the phases of a load -> those of `/health`, which the upstream engine uses too.
+_PHASES = {"dense": "weights", "experts": "expert_banks"}
+
 Loader = Callable[[ServerState], "tuple[Engine, TextCodec]"]
 
 
@@ -47,7 +50,11 @@ def make_loader(config: EngineConfig, *, reuse_prefixes: bool = True) -> Loader:
         from freetoken.server.text import load_codec
 
         codec = load_codec(config.model_path)
-        loaded = load_model(config, progress=state.set_progress)
+
+        def tell(phase: str, done_bytes: int, total_bytes: int) -> None:
+            state.set_progress(_PHASES.get(phase, phase), done_bytes, total_bytes)
+
+        loaded = load_model(config, progress=tell)
         for sentence in loaded.notes:
             log.info(sentence)
         state.set_progress("warmup", 0, 0)
