@@ -30,7 +30,10 @@ class FreetokenAdapter(EngineAdapter):
     known_versions: ClassVar[str] = ">=0.2.1,<0.3"
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "cache_flush", "text_only"})
     needs: ClassVar[EngineNeeds] = EngineNeeds(
-        compute_capability=LEAST_CAPABILITY, driver=LEAST_DRIVER, cuda_toolkit=LEAST_CUDA, tools=("nvcc", "g++", "ninja")
+        compute_capability=LEAST_CAPABILITY,
+        driver=LEAST_DRIVER,
+        cuda_toolkit=LEAST_CUDA,
+        tools=("nvcc", "g++", "ninja"),
     )
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob(name="expert_slots", cost="live", low=1),
