@@ -16,6 +16,7 @@ from freetoken.errors import FtError, UsageError
 
 #: Command -> (module:attribute, one sentence for `ft --help`), in the order in which a user meets them.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("freetoken.cli.doctor:command", "Look for what is in the way on this machine, and show the fix."),
     "probe": ("freetoken.cli.probe:command", "Read what this machine has; `--save` writes a profile."),
     "plan": ("freetoken.cli.plan:command", "Prove that a model fits this machine, before anything is downloaded."),
     "apply": ("freetoken.cli.apply:command", "Make a recipe run: plan, launch, prove; or change what runs."),

@@ -1,1 +1,1 @@
-"""Checks with their fixes, gathered from hardware and adapters. Repairs nothing by itself."""
+"""What is in the way on this machine, with the exact fix for each finding. Repairs nothing by itself."""

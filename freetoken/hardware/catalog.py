@@ -16,7 +16,7 @@ from freetoken.units import GIB, MIB, parse_bytes
 
 #: Bytes per second and lane that a pinned copy in expert-sized pieces reaches, by PCIe generation; published copies:
 #: 12.1 to 13.2 GB/s on 3.0 x16, 11.8 on 4.0 x8, 25.1 to 25.8 on 4.0 x16, 49.0 to 57.7 on 5.0 x16.
-_H2D_PER_LANE = {3: 0.77e9, 4: 1.55e9, 5: 3.2e9}
+H2D_BYTES_PER_S_PER_LANE = {1: 0.19e9, 2: 0.38e9, 3: 0.77e9, 4: 1.55e9, 5: 3.2e9, 6: 6.4e9}
 #: What the driver keeps for itself: nvidia-smi's `reserved`, about 0.25 GiB on a 10 GB card and 0.63 on an 80 GB one.
 _RESERVED_BYTES, _RESERVED_RATIO = 200 * MIB, 0.0054
 #: VRAM that a desktop, an idle laptop and a server hold before any engine starts: (usual, spread either way).
@@ -115,7 +115,7 @@ def make_bandwidth(card: Card | None) -> Bandwidth:
             dram_bytes_per_s=dram, cpu_experts_bytes_per_s=experts, disk_bytes_per_s=2.5e9, sources=sources
         )
     return Bandwidth(
-        h2d_bytes_per_s=round(_H2D_PER_LANE.get(card.pcie_generation, 0.77e9) * card.pcie_width, -8),
+        h2d_bytes_per_s=round(H2D_BYTES_PER_S_PER_LANE.get(card.pcie_generation, 0.77e9) * card.pcie_width, -8),
         h2d_pageable_bytes_per_s=6e9 if card.pcie_generation > 3 else 4e9,
         dram_bytes_per_s=dram,
         vram_bytes_per_s=card.vram_gb_per_s * 1e9,
