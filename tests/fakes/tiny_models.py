@@ -105,7 +105,7 @@ def _attention(w: Weights, name: str, hidden: int, heads: int, kv_heads: int, he
 
 
 def _ends(w: Weights, root: str, hidden: int, tie: bool, mean: float) -> None:
-    w.matrix(f"{root}.embed_tokens.weight", VOCAB, hidden, gain=4.0)
+    w.matrix(f"{root}.embed_tokens.weight", VOCAB, hidden, gain=1.0 if tie else 4.0)
     w.vector(f"{root}.norm.weight", hidden, mean)
     if not tie:
         w.matrix("lm_head.weight", VOCAB, hidden)
@@ -228,7 +228,7 @@ def _qwen3_5_moe(
     kinds = ["linear_attention", "full_attention"] * 2
     matrix: Callable[[str, int, int], None] = w.fp8 if packed else lambda n, o, i: w.matrix(f"{n}.weight", o, i)
     mlp: Callable[[str, int, int], None] = w.nvfp4 if packed else lambda n, o, i: w.matrix(f"{n}.weight", o, i)
-    w.matrix(f"{root}.embed_tokens.weight", VOCAB, hidden, gain=4.0)
+    w.matrix(f"{root}.embed_tokens.weight", VOCAB, hidden, gain=1.0 if tie else 4.0)
     w.vector(f"{root}.norm.weight", hidden, 0.0)
     if not tie:
         mlp("lm_head", VOCAB, hidden)
