@@ -1,11 +1,13 @@
 """The database made anew from the run folders, which are the truth.
 
-A run folder holds `launch.json`, `plan.json`, `events.jsonl`, `keeper.json` and, once it was proven, `facts.json`.
+A run folder holds `launch.json`, `plan.json`, `events.jsonl`, `keeper.json` and, once it was proven, `facts.jsonl`:
+one line for each time that something was recorded.
 A folder that cannot be read is left out and named; nothing in the folders is changed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from freetoken.store import database
 from freetoken.store.results import Store, open_store
 from freetoken.store.rows import EventRow, Row, RunFacts, RunRow, make_timestamp
 
-FACTS_FILE = "facts.json"
+FACTS_FILE = "facts.jsonl"
 
 
 class RebuildReport(Row):
@@ -32,16 +34,15 @@ class RebuildReport(Row):
     skipped: tuple[str, ...] = ()
 
 
-def write_facts(run_dir: Path, facts: RunFacts) -> None:
-    """Writes `facts.json` by a temporary name that is renamed. Raises OSError."""
-    target = run_dir / FACTS_FILE
-    temporary = target.with_name(f".{FACTS_FILE}.{os.getpid()}.tmp")
+def append_facts(run_dir: Path, facts: RunFacts) -> None:
+    """Appends a line to the run's `facts.jsonl`, with one write. Raises OSError."""
+    line = facts.model_dump_json().encode() + b"\n"
+    descriptor = os.open(run_dir / FACTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        temporary.write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
 
 
 def rebuild_from_runs(runs_dir: Path, path: Path) -> RebuildReport:
@@ -102,12 +103,10 @@ def _fill(store: Store, runs_dir: Path) -> RebuildReport:
         if run is None:
             skipped.append(f"{folder.name}: no `launch.json` or `plan.json` that can be read")
             continue
-        facts = _read_facts(folder, run)
-        if facts is not None:
+        store.record_run(run)
+        for facts in _read_facts(folder, run):
             store.record_facts(facts)
             counts["results"] += len(facts.results)
-        else:
-            store.record_run(run)
         events = list(_read_events(folder))
         store.record_events(events)
         counts["runs"] += 1
@@ -142,25 +141,27 @@ def _read_run(folder: Path) -> RunRow | None:
         return None
 
 
-def _read_facts(folder: Path, run: RunRow) -> RunFacts | None:
-    value = _read_json(folder / FACTS_FILE)
-    try:
-        facts = RunFacts.model_validate(value) if value is not None else None
-    except ValidationError:
-        return None
-    if facts is None:
-        return None
+def _read_facts(folder: Path, run: RunRow) -> Iterator[RunFacts]:
     # How the run ended is known after the proof, so the keeper's word replaces that of the facts.
-    ending = {"outcome": run.outcome, "ended_at": run.ended_at, "exit_code": run.exit_code, "error": run.error}
-    return facts.model_copy(update={"run": facts.run.model_copy(update={"id": folder.name, **ending})})
+    ending = {"id": folder.name, "outcome": run.outcome, "ended_at": run.ended_at, "exit_code": run.exit_code,
+              "error": run.error}  # fmt: skip
+    for line in _read_lines(folder / FACTS_FILE):
+        try:
+            facts = RunFacts.model_validate_json(line)
+        except ValidationError:
+            continue
+        yield facts.model_copy(update={"run": facts.run.model_copy(update=ending)})
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _read_events(folder: Path) -> Iterator[EventRow]:
-    try:
-        lines = (folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _read_lines(folder / "events.jsonl"):
         try:
             value = json.loads(line)
             yield EventRow(

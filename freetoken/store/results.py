@@ -136,10 +136,13 @@ class Store:
 
         def change() -> int:
             machine_id = self._put_machine(facts.hardware, facts.fingerprint)
-            run = facts.run.model_copy(update={"machine_id": machine_id})
+            known = self._one("SELECT started_at FROM runs WHERE id = ?", (facts.run.id,))
+            started_at = min(known["started_at"], facts.run.started_at) if known is not None else facts.run.started_at
+            run = facts.run.model_copy(update={"machine_id": machine_id, "started_at": started_at})
             self._tables["runs"].insert(_dump(run), replace=True)
-            if facts.deployment is not None and not self._has("deployments", run_id=run.id):
-                self._insert("deployments", facts.deployment.model_copy(update={"id": None}))
+            declared = facts.deployment
+            if declared is not None and not self._has("deployments", run_id=run.id, declared_at=declared.declared_at):
+                self._insert("deployments", declared.model_copy(update={"id": None, "run_id": run.id}))
             self._put_lines(run.id, facts.lines, facts.context, machine_id)
             for result in facts.results:
                 if not self._has("results", run_id=run.id, kind=result.kind, measured_at=result.measured_at):

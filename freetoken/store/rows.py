@@ -130,7 +130,7 @@ class LineContext(Row):
 
 
 class RunFacts(Row):
-    """What a run folder keeps for the store (`facts.json`), so that every table can be made again from it."""
+    """What a run folder keeps for the store, a line of `facts.jsonl`: every table can be made again from it."""
 
     fingerprint: str
     hardware: Hardware

@@ -5,7 +5,7 @@ import pytest
 
 from freetoken.errors import BadFileError
 from freetoken.store import open_store, read_store
-from freetoken.store.rebuild import RebuildReport, rebuild_from_runs, write_facts
+from freetoken.store.rebuild import RebuildReport, append_facts, rebuild_from_runs
 from freetoken.store.rows import DeploymentRow, EventRow, LineContext, MeasuredLine, ResultRow, RunFacts, RunRow
 
 PLAN = {"kind": "plan", "recipe_name": "demo", "engine": "native", "engine_version": "0.1.0", "model_name": "demo-moe"}
@@ -36,7 +36,10 @@ def make_facts(hardware, name):
 
 def test_the_database_is_made_anew_from_the_run_folders(tmp_path, path, hardware):
     runs = tmp_path / "runs"
-    write_facts(make_folder(runs, "1-proven"), make_facts(hardware, "1-proven"))
+    proven = make_folder(runs, "1-proven")
+    facts = make_facts(hardware, "1-proven")
+    append_facts(proven, facts)
+    append_facts(proven, facts.model_copy(update={"deployment": None, "results": ()}))
     make_folder(runs, "2-bare", state="failed")
     (runs / "3-empty").mkdir()
     path.parent.mkdir()
