@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 
 from freetoken.deploy.prepare import make_line_context
 from freetoken.errors import FtError
-from freetoken.supervisor.files import read_events
+from freetoken.hardware.fingerprint import compute_fingerprint
+from freetoken.supervisor.files import describe_os_error, read_events
 from freetoken.supervisor.launch import EVENTS_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from freetoken.deploy.values import Proof
-    from freetoken.hardware.model import Hardware
     from freetoken.planner.memory import Ledger
     from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
     from freetoken.store import Store
-    from freetoken.store.rows import MeasuredLine, ResultRow
+    from freetoken.store.rows import DeploymentRow, MeasuredLine, ResultRow, RunFacts, RunRow
 
 
 def record_success(
@@ -36,32 +34,37 @@ def record_success(
     request: PlanRequest,
     ready_s: float,
 ) -> str | None:
-    """Records a proven launch; the warning where that failed."""
+    """Records a proven launch, in its run folder and in the store; the warning where that failed."""
+    from freetoken.store.rows import RunFacts
 
-    def write(store: Store, machine_id: int) -> None:
-        _record_declaration(store, name, action, run_dir, recipe, plan)
-        _record_run(store, name, run_dir, plan, machine_id, outcome="ready", ready_s=ready_s)
-        _record_events(store, run_dir)
-        lines = make_measured_lines(plan, proof, request)
-        context = make_line_context(
-            request.hardware, plan.engine, plan.engine_version, plan.settings.gpu, plan.settings.attention
-        )
-        store.record_measured_lines(run_dir.name, lines, context, machine_id=machine_id)
-        store.record_result(_make_result(recipe, run_dir, plan, proof, machine_id))
-
-    return _attempt(plan, request.hardware, write)
+    context = make_line_context(
+        request.hardware, plan.engine, plan.engine_version, plan.settings.gpu, plan.settings.attention
+    )
+    facts = RunFacts(
+        fingerprint=compute_fingerprint(request.hardware, plan.engine, plan.engine_version),
+        hardware=request.hardware,
+        run=_make_run(name, run_dir, plan, outcome="ready", ready_s=ready_s),
+        deployment=_make_declaration(name, action, run_dir, recipe, plan),
+        context=context,
+        lines=make_measured_lines(plan, proof, request),
+        results=(_make_result(recipe, run_dir, plan, proof),),
+    )
+    return _keep(run_dir, facts)
 
 
 def record_failure(
     name: str, run_dir: Path, plan: Plan, request: PlanRequest, error: str, exit_code: int | None
 ) -> str | None:
     """Records a start that failed; the warning where that failed too."""
+    from freetoken.store.rows import RunFacts
 
-    def write(store: Store, machine_id: int) -> None:
-        _record_run(store, name, run_dir, plan, machine_id, outcome="failed", error=error, exit_code=exit_code)
-        _record_events(store, run_dir)
-
-    return _attempt(plan, request.hardware, write)
+    facts = RunFacts(
+        fingerprint=compute_fingerprint(request.hardware, plan.engine, plan.engine_version),
+        hardware=request.hardware,
+        run=_make_run(name, run_dir, plan, outcome="failed", error=error, exit_code=exit_code),
+        context=make_line_context(request.hardware, plan.engine, plan.engine_version, plan.settings.gpu),
+    )
+    return _keep(run_dir, facts)
 
 
 def record_stop(run_id: str, exit_code: int | None) -> str | None:
@@ -106,65 +109,59 @@ def _measured_bytes(ledger: Ledger, key: str, plan: Plan, proof: Proof) -> int |
     return proof.measured_bytes.get(key)
 
 
-def _attempt(plan: Plan, hardware: Hardware, write: Callable[[Store, int], None]) -> str | None:
-    from freetoken.hardware.fingerprint import compute_fingerprint
+def _keep(run_dir: Path, facts: RunFacts) -> str | None:
+    """The facts into the run folder, which is the truth, then into the store; the warning where either failed."""
+    from freetoken.store.rebuild import append_facts
 
+    warning = None
+    try:
+        append_facts(run_dir, facts)
+    except OSError as error:
+        warning = describe_os_error(error, run_dir)
     try:
         from freetoken.store import open_store
 
         with open_store() as store:
-            fingerprint = compute_fingerprint(hardware, plan.engine, plan.engine_version)
-            machine_id = store.record_machine(hardware, fingerprint)
-            write(store, machine_id)
-        return None
+            store.record_facts(facts)
+            _record_events(store, run_dir)
     except FtError as error:
-        return f"not recorded: {error.message}"
+        warning = f"not recorded: {error.message}"
+    return warning
 
 
-def _record_declaration(store: Store, name: str, action: str, run_dir: Path, recipe: Recipe, plan: Plan) -> None:
+def _make_declaration(name: str, action: str, run_dir: Path, recipe: Recipe, plan: Plan) -> DeploymentRow:
     from freetoken.store.rows import DeploymentRow
 
-    store.record_deployment(
-        DeploymentRow.model_validate(
-            {
-                "name": name,
-                "run_id": run_dir.name,
-                "engine": plan.engine,
-                "model_name": plan.model_name,
-                "recipe": recipe.model_dump(mode="json"),
-                "action": action,
-            }
-        )
-    )
+    facts = {"engine": plan.engine, "model_name": plan.model_name, "recipe": recipe.model_dump(mode="json")}
+    return DeploymentRow.model_validate({"name": name, "run_id": run_dir.name, "action": action, **facts})
 
 
-def _record_run(store: Store, name: str, run_dir: Path, plan: Plan, machine_id: int, **facts: object) -> None:
+def _make_run(name: str, run_dir: Path, plan: Plan, **facts: object) -> RunRow:
     from freetoken.store.rows import RunRow
 
     row = {
         "id": run_dir.name,
         "deployment": name,
-        "machine_id": machine_id,
         "engine": plan.engine,
         "engine_version": plan.engine_version,
         "model_name": plan.model_name,
         "plan": plan.model_dump(mode="json"),
         **facts,
     }
-    store.record_run(RunRow.model_validate(row))
+    return RunRow.model_validate(row)
 
 
 def _record_events(store: Store, run_dir: Path) -> None:
     from freetoken.store.rows import EventRow
 
-    known = {(one.at, one.kind) for one in store.list_events(run_dir.name)}
-    events = [one for one in read_events(run_dir / EVENTS_FILE) if (one.at, one.kind) not in known]
+    # The store keeps an event that it knows only once.
     store.record_events(
-        EventRow(run_id=run_dir.name, at=one.at, kind=one.kind, message=one.message, data=one.data) for one in events
+        EventRow(run_id=run_dir.name, at=one.at, kind=one.kind, message=one.message, data=one.data)
+        for one in read_events(run_dir / EVENTS_FILE)
     )
 
 
-def _make_result(recipe: Recipe, run_dir: Path, plan: Plan, proof: Proof, machine_id: int) -> ResultRow:
+def _make_result(recipe: Recipe, run_dir: Path, plan: Plan, proof: Proof) -> ResultRow:
     from freetoken.store.rows import ResultRow
 
     metrics = {"ttft_ms": proof.ttft_s * 1000, "chunk_ttft_ms": proof.chunk_ttft_s * 1000}
@@ -172,7 +169,6 @@ def _make_result(recipe: Recipe, run_dir: Path, plan: Plan, proof: Proof, machin
         metrics["decode_tps"] = proof.decode_tps
     return ResultRow(
         run_id=run_dir.name,
-        machine_id=machine_id,
         recipe_name=recipe.name,
         workload=recipe.workload.name,
         engine=plan.engine,
