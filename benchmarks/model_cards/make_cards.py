@@ -21,10 +21,12 @@ from models import CARDS, Card
 from freetoken.checkpoint.build import make_shape
 from freetoken.checkpoint.cards import compress_shape, expand_shape
 from freetoken.checkpoint.config import parse_config
+from freetoken.checkpoint.gguf import GGML_TYPES
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.checkpoint.table import DTYPE_BITS, TensorTable
 
 OUT = Path(__file__).resolve().parents[2] / "freetoken" / "data" / "cards"
+GGML_SIZES = {name: (block, size) for name, block, size in GGML_TYPES.values()}
 Tensor = tuple[str, str, tuple[int, ...]]
 
 
@@ -66,6 +68,8 @@ def make_companions(name: str, scheme: str, out: int, width: int, card: Card) ->
     elif scheme == "ds_fp4":
         yield f"{base}.weight", "I8", (out, width // 2)
         yield f"{base}.scale", "F8_E8M0", (out, width // 32)
+    elif scheme == "fp8_table":
+        yield name, "F8_E4M3", (out, width)
     elif scheme == "ds_fp8":
         yield f"{base}.weight", "F8_E4M3", (out, width)
         yield f"{base}.scale", "F8_E8M0", (-(-out // 128), -(-width // 128))
@@ -76,7 +80,11 @@ def make_companions(name: str, scheme: str, out: int, width: int, card: Card) ->
 def add(table: TensorTable, tensor: Tensor, tensors: int = 1) -> int:
     """Counts `tensors` tensors of one name in; their bytes together."""
     name, dtype, shape = tensor
-    size = math.prod(shape) * DTYPE_BITS[dtype] // 8
+    if dtype.startswith("ggml:"):
+        block, block_bytes = GGML_SIZES[dtype.removeprefix("ggml:")]
+        size = math.prod(shape) // block * block_bytes
+    else:
+        size = math.prod(shape) * DTYPE_BITS[dtype] // 8
     table.add(name, dtype, shape, size * tensors, math.prod(shape) * tensors, tensors=tensors)
     return size * tensors
 
@@ -94,6 +102,9 @@ def add_experts(table: TensorTable, name: str, shape: tuple[int, ...], card: Car
         add(table, (f"{name}_blocks", "U8", (count, out, width // 32, 16)))
         add(table, (f"{name}_scales", "U8", (count, out, width // 32)))
         return
+    if scheme.startswith("ggml:"):
+        add(table, (name, scheme, shape))
+        return
     if scheme == "bf16" and card.is_stacked:
         add(table, (name, "BF16", shape))
         return
@@ -103,7 +114,7 @@ def add_experts(table: TensorTable, name: str, shape: tuple[int, ...], card: Car
     for part in parts:
         for tensor in make_companions(f"{head}.experts.0.{part}.weight", scheme, out, width, card):
             size = add(table, tensor, tensors=count)
-            if "layers." in head and not head.startswith("mtp"):
+            if "layers." in head and not head.startswith("mtp") and layer < table.layers:
                 for expert in range(count):
                     table.add_expert(layer, expert, size // count)
 
@@ -112,6 +123,8 @@ def make_table(card: Card, layers: int, hidden: int) -> TensorTable:
     """Every tensor of the checkpoint that the card describes."""
     table = TensorTable(layers)
     for name, shape in [*list_parameters(card), *card.extra]:
+        if any(part in name for part in card.left_out):
+            continue
         if card.renames:
             for old, new in card.renames:
                 name = name.replace(old, new)
@@ -119,6 +132,9 @@ def make_table(card: Card, layers: int, hidden: int) -> TensorTable:
             add_experts(table, name, shape, card, hidden)
             continue
         scheme = card.scheme(name)
+        if scheme.startswith("ggml:"):
+            add(table, (name, scheme, shape))
+            continue
         if len(shape) == 2 and scheme not in ("bf16", "f32"):
             for tensor in make_companions(name, scheme, *shape, card):
                 add(table, tensor)
@@ -153,13 +169,15 @@ def make_card(card: Card) -> dict[str, Any]:
 
 def report(card: Card, shape: ModelShape) -> None:
     gib = 1 << 30
+    experts = shape.experts
+    groups = ("dense", "embedding", "head", "shared_experts", "vision", "draft", "side_tables")
+    parts = "  ".join(f"{name} {getattr(shape, name).bytes / gib:.2f}" for name in groups if getattr(shape, name).bytes)
+    print(f"{card.name}: {shape.disk_bytes / 1e9:.2f} GB; {shape.quantization}")
     print(
-        f"{card.name:34} disk {shape.disk_bytes / 1e9:7.2f} GB  experts {shape.experts.layers}x{shape.experts.per_layer} "
-        f"x {shape.experts.expert_bytes:,} = {shape.experts.bank_bytes / gib:.2f} GiB  dense {shape.dense.bytes / gib:.2f} "
-        f"embed {shape.embedding.bytes / gib:.2f} head {shape.head.bytes / gib:.2f} shared {shape.shared_experts.bytes / gib:.2f} "
-        f"vision {shape.vision.bytes / gib:.2f} draft {shape.draft.bytes / gib:.2f} side {shape.side_tables.bytes / gib:.2f} GiB  "
-        f"kv {shape.kv_bytes_per_token():,} B  state {shape.state_bytes_per_sequence():,} B  {shape.quantization}"
+        f"    experts {experts.layers} x {experts.per_layer} x {experts.expert_bytes:,} B = {experts.bank_bytes / gib:.2f} GiB"
     )
+    print(f"    GiB: {parts}")
+    print(f"    KV {shape.kv_bytes_per_token():,} B a token, state {shape.state_bytes_per_sequence():,} B a sequence")
     for note in shape.notes:
         print("    note:", note)
 

@@ -35,9 +35,10 @@ class CardInfo(BaseModel):
     path: str
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Everything that the card answers to, in lower case."""
-        return tuple(one.lower() for one in (self.name, self.repo, *self.aliases, self.repo.rpartition("/")[2]) if one)
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """What the card answers to, in lower case: its name and repository, its aliases, the repository's last part."""
+        groups = ((self.name, self.repo), self.aliases, (self.repo.rpartition("/")[2],))
+        return tuple(tuple(one.lower() for one in group if one) for group in groups)
 
 
 def find_card(repo_or_name: str) -> ModelShape | None:
@@ -47,19 +48,18 @@ def find_card(repo_or_name: str) -> ModelShape | None:
 
 
 def find_card_info(repo_or_name: str) -> CardInfo | None:
-    """Which card answers to `repo_or_name`; names and repositories first, then aliases, then a repository's last part."""
+    """Which card answers to `repo_or_name`: a name or repository, else an alias, else a repository's last part."""
     wanted = repo_or_name.strip().lower()
-    cards = list_cards()
-    for find in (lambda card: card.keys[:2], lambda card: card.keys[2:-1], lambda card: card.keys[-1:]):
-        for card in cards:
-            if wanted in find(card):
+    for rank in range(3):
+        for card in list_cards():
+            if wanted in card.keys[rank]:
                 return card
     return None
 
 
 def suggest_cards(repo_or_name: str, count: int = 3) -> tuple[str, ...]:
     """Card names that look like `repo_or_name`, nearest first: for `did you mean`."""
-    names = {key: card.name for card in list_cards() for key in card.keys}
+    names = {key: card.name for card in list_cards() for group in card.keys for key in group}
     found = difflib.get_close_matches(repo_or_name.strip().lower(), names, n=3 * count, cutoff=0.5)
     return tuple(dict.fromkeys(names[key] for key in found))[:count]
 
