@@ -25,7 +25,7 @@ from freetoken.deploy.tools import DEFAULT_TOOLS, Progress, Step, Tools, ignore_
 from freetoken.deploy.values import ApplyResult, Diff, Proof
 from freetoken.errors import DoesNotFitError, FtError, NotReadyError
 from freetoken.supervisor import life, register
-from freetoken.supervisor.locks import LockHolder
+from freetoken.supervisor.locks import LockHolder, read_holder
 from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def apply_recipe(
         return application.preview()
     lock = register.deployment_lock(paths.state_dir(), application.name)
     if not lock.acquire(timeout_s=None if is_waiting else 0.0, on_wait=application.tell_waiting):
-        raise FtError(
-            f"`{application.name}` is being changed by another `ft`", hint="leave out `--no-wait` to wait for it"
-        )
+        holder = read_holder(lock.path)
+        who = holder.describe() if holder else "another `ft`"
+        raise FtError(f"`{application.name}` is being changed by {who}", hint="leave out `--no-wait` to wait for it")
     with lock:
         return application.apply()
 
