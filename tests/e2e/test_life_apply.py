@@ -32,8 +32,8 @@ def test_apply_launches_proves_and_records_and_a_second_apply_changes_nothing(la
     assert (second.diff.action, second.diff.changes, second.run_id) == ("nothing", (), first.run_id)
     assert lab.life().engine == engine
     assert sorted(path.name for path in lab.run_dirs()[-1].iterdir()) == [
-        "engine.log", "events.jsonl", "keeper.json", "keeper.lock", "keeper.log", "launch.json", "plan.json",
-        "recipe.yaml", "report.json",
+        "engine.log", "events.jsonl", "facts.jsonl", "keeper.json", "keeper.lock", "keeper.log", "launch.json",
+        "plan.json", "recipe.yaml", "report.json",
     ]  # fmt: skip
     with open_store() as store:
         (run,) = store.list_runs()
