@@ -34,7 +34,7 @@ def list_engines() -> list[dict[str, Any]]:
     entries = []
     for name in ADAPTERS:
         adapter = get_adapter(name)
-        home = find_engine(EngineRef(name=name), adapter)  # type: ignore[arg-type]
+        home = find_engine(EngineRef(name=name), adapter)
         state = "embedded" if adapter.is_embedded else "not installed" if home is None else "installed"
         entries.append({
             "name": name,
@@ -45,5 +45,5 @@ def list_engines() -> list[dict[str, Any]]:
             "title": adapter.title,
             "capabilities": sorted(adapter.capabilities),
         })  # fmt: skip
-    nothing = {"version": None, "interpreter": None, "known_versions": "", "capabilities": []}
+    nothing: dict[str, Any] = {"version": None, "interpreter": None, "known_versions": "", "capabilities": []}
     return entries + [{"name": name, "state": "not driven yet", **nothing, "title": ""} for name in PLANNED]

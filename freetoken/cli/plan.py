@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from freetoken.cli.complete import complete_engine, complete_profile, complete_recipe, complete_workload
 from freetoken.cli.output import emit, examples, json_option, print_error
 
 
@@ -14,10 +15,14 @@ from freetoken.cli.output import emit, examples, json_option, print_error
         "ft plan nvidia/Qwen3.6-35B-A3B-NVFP4 --engine freetoken --workload agent-8k",
     ),
 )
-@click.argument("target", metavar="MODEL_OR_RECIPE")
-@click.option("--profile", metavar="NAME", help="Plan for a machine that is not here.")
-@click.option("--engine", metavar="NAME", help="Take this engine, as `--set engine.name=NAME`.")
-@click.option("--workload", metavar="NAME", help="Take this workload, as `--set workload=NAME`.")
+@click.argument("target", metavar="MODEL_OR_RECIPE", shell_complete=complete_recipe)
+@click.option("--profile", metavar="NAME", shell_complete=complete_profile, help="Plan for a machine that is not here.")
+@click.option(
+    "--engine", metavar="NAME", shell_complete=complete_engine, help="Take this engine, as `--set engine.name=NAME`."
+)
+@click.option(
+    "--workload", metavar="NAME", shell_complete=complete_workload, help="Take this workload, as `--set workload=NAME`."
+)
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a value of the recipe; repeatable.")
 @click.option("--force", is_flag=True, help="Plan what was refused, and mark the plan as forced.")
 @json_option

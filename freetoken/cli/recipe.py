@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from freetoken.cli.complete import complete_recipe
 from freetoken.cli.output import emit, examples, json_option, note, print_table
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _describe(name: str, path: Path) -> dict[str, Any]:
 @command.command(
     "show", epilog=examples("ft recipe show demo", "ft recipe show demo --set settings.kv_tokens=8k --provenance")
 )
-@click.argument("name", metavar="NAME_OR_FILE")
+@click.argument("name", metavar="NAME_OR_FILE", shell_complete=complete_recipe)
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a value; repeatable.")
 @click.option("--provenance", "is_explained", is_flag=True, help="Say for each value where it comes from.")
 @json_option

@@ -56,9 +56,10 @@ def make_refusal_error(refusal: Refusal) -> DoesNotFitError:
     said = [finding.message for finding in refusal.findings if finding.is_fatal]
     details = [one for one in said if one not in refusal.message]
     details += [f"warning: {one.message}" for one in refusal.findings if not one.is_fatal]
-    ledger = getattr(refusal, refusal.ledger) if refusal.ledger is not None else None
+    ledgers = {"vram": refusal.vram, "ram": refusal.ram, "disk": refusal.disk}
+    ledger = ledgers[refusal.ledger] if refusal.ledger is not None else None
     blamed = ledger.line(refusal.blamed_line) if ledger is not None and refusal.blamed_line else None
-    if blamed is not None:
+    if ledger is not None and blamed is not None:
         size = f"{format_bytes(blamed.bytes)} of {KINDS[ledger.kind]}"
         details.append(
             f"to blame is the line `{blamed.key}`: {size}" + (f", {blamed.formula}" if blamed.formula else "")
