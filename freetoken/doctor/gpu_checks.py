@@ -86,22 +86,19 @@ def check_driver(hardware: Hardware) -> Check:
 
 def check_capability(gpus: Iterable[Gpu], needs: Mapping[str, EngineNeeds]) -> Check:
     """Which engines each card is new enough for."""
-    words, is_served = [], True
+    words, usable, is_served = [], set(needs), True
     for gpu in gpus:
         able = [name for name, need in needs.items() if _can_run(gpu, need)]
-        is_served &= len(able) == len(needs)
-        least = ", ".join(f"{n} from {need.compute_capability}" for n, need in needs.items() if not _can_run(gpu, need))
-        able_words = f"runs {', '.join(able)}" if able else "runs no engine"
-        words.append(
-            f"{gpu.name} has {gpu.compute_capability or 'an unknown one'}: {able_words}"
-            + (f"; not {least}" if least else "")
-        )
+        unable = [f"{name} from {need.compute_capability}" for name, need in needs.items() if name not in able]
+        usable, is_served = usable & set(able), is_served and not unable
+        text = f"{gpu.name} has {gpu.compute_capability or 'an unknown one'}: runs {', '.join(able) or 'no engine'}"
+        words.append(text + (f"; not {', '.join(unable)}" if unable else ""))
     found = "; ".join(words)
     if is_served:
         return passed("compute_capability", found)
-    return warned(
-        "compute_capability", found, "`--set engine.name=native`; a card of Ampere (RTX 30) or newer runs all engines"
-    )
+    choice = next((name for name in needs if name in usable), None)
+    fix = f"`--set engine.name={choice}`, or " if choice else ""
+    return warned("compute_capability", found, f"{fix}a card of Ampere (RTX 30) or newer, which runs all engines")
 
 
 def check_torch(hardware: Hardware) -> Check:

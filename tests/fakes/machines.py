@@ -281,7 +281,7 @@ def wsl_machine(root: Path, *, wsl_version: str = "2.6.1.0", windows_free: int =
         "powershell.exe": f"{windows_free // 1024}\r\n".encode(),
         "powercfg.exe": b"Power Scheme GUID: 381b4222-f694-41f0-9685-ff5bb260df2e  (Balanced)\r\n",
     }
-    usage = {"/mnt/d/models": Usage(1000 * GIB, 980 * GIB, 20 * GIB), "/": Usage(250 * GIB, 200 * GIB, 50 * GIB)}
+    usage = {"/mnt/d/models": Usage(900 * GIB, 880 * GIB, 20 * GIB), "/": Usage(250 * GIB, 200 * GIB, 50 * GIB)}
     card = nvml_card(
         "NVIDIA GeForce RTX 3060", 12288, 10800, link=(4, 16, 4, 16, 4), cores=3584, power=(170000, 170000),
         compute=[(77, None)], display=True,
