@@ -380,11 +380,12 @@ def _size(handle: RequestHandle) -> int:
 
 
 def _describe_oom(error: torch.OutOfMemoryError, sequence: Sequence) -> FtError:
-    where = "prefill" if not sequence.is_prefilled else "decode"
-    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
-    sentence = str(error).split(". ")[0]
+    # The first two sentences say what was asked for; the rest is advice for who writes the program.
+    sentence, free = ". ".join(str(error).split(". ")[:2]), ""
+    if torch.cuda.is_available():
+        free = f" ({format_bytes(torch.cuda.mem_get_info()[0])} are free)"
     return FtError(
-        f"{sentence}, in {where} of a request of {sequence.handle.prompt_tokens} prompt tokens"
-        f" (free {format_bytes(free)} of {format_bytes(total)}); the engine goes on serving",
+        f"{sentence}, in {sequence.phase} of a request of {sequence.handle.prompt_tokens} prompt tokens{free};"
+        " the engine goes on serving",
         hint="a smaller `settings.prefill_chunk_tokens` or fewer `settings.expert_slots` leave more room",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -54,6 +54,7 @@ class Sequence:
         self.sampler = Sampler(self.request.sampling, self.request.prompt_ids)
         self.admitted_at = time.monotonic()
         self.finish_reason: FinishReason | None = None
+        self.phase: Literal["prefill", "decode"] = "prefill"
         handle.cached_tokens = reservation.cached_tokens
 
     @property
@@ -77,6 +78,7 @@ class Sequence:
 
     def decode(self, forward: ForwardPass) -> None:
         """One more token."""
+        self.phase = "decode"
         self._accept(self.sampler.pick(forward.run(self.ids[-1:], self.reservation, is_prefill=False)))
 
     def _accept(self, token_id: int) -> None:

@@ -151,6 +151,7 @@ class CompletionBody(SamplingFields):
                 raise UsageError(f"`{name}` is not supported")
         if self.best_of not in (None, 1):
             raise UsageError(f"`best_of` is {self.best_of}, this engine gives one choice for a request")
+        _ = self.prompts
 
 
 class GenerateBody(Body):
