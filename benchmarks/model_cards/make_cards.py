@@ -173,9 +173,8 @@ def report(card: Card, shape: ModelShape) -> None:
     groups = ("dense", "embedding", "head", "shared_experts", "vision", "draft", "side_tables")
     parts = "  ".join(f"{name} {getattr(shape, name).bytes / gib:.2f}" for name in groups if getattr(shape, name).bytes)
     print(f"{card.name}: {shape.disk_bytes / 1e9:.2f} GB; {shape.quantization}")
-    print(
-        f"    experts {experts.layers} x {experts.per_layer} x {experts.expert_bytes:,} B = {experts.bank_bytes / gib:.2f} GiB"
-    )
+    bank = f"{experts.bank_bytes / gib:.2f} GiB"
+    print(f"    experts {experts.layers} x {experts.per_layer} x {experts.expert_bytes:,} B = {bank}")
     print(f"    GiB: {parts}")
     print(f"    KV {shape.kv_bytes_per_token():,} B a token, state {shape.state_bytes_per_sequence():,} B a sequence")
     for note in shape.notes:

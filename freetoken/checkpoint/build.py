@@ -234,7 +234,7 @@ def _make_experts(
         if table.expert_bytes
         else max(-(-size // per_layer) for size in by_layer.values())
     )
-    by_format = sorter.make_group(classes).by_format
+    by_format = sorter.make_group(one for one in classes if not one.template.endswith("bias")).by_format
     projections = _count_projections(one.template for one in classes)
     return Experts(
         layers=len(layer_ids),

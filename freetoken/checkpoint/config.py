@@ -83,29 +83,31 @@ class ConfigReader:
         text = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), dict)), config)
         self.top, self.text, self.where = config, text, where
 
-    def get(self, *names: str) -> Any:
-        """The first value that is there and not null, else None."""
+    def find(self, *names: str) -> tuple[str, Any]:
+        """The first of `names` whose value is there and not null, and that value; the first name and None for none."""
         for source in (self.text, self.top):
             for name in names:
                 if source.get(name) is not None:
-                    return source[name]
-        return None
+                    return name, source[name]
+        return names[0], None
+
+    def get(self, *names: str) -> Any:
+        """The first value that is there and not null, else None."""
+        return self.find(*names)[1]
 
     def get_int(self, *names: str, default: int | None = None, low: int = 0, high: int = MAX_DIM) -> int:
         """A whole number within [low, high]; raises BadFileError with the name, the value and the range."""
-        value = self.get(*names)
+        name, value = self.find(*names)
         if value is None:
             if default is None:
-                raise BadFileError(
-                    f"{self.where}: `{names[0]}` is missing; the model's shape cannot be told without it"
-                )
+                raise BadFileError(f"{self.where}: `{name}` is missing; the model's shape cannot be told without it")
             return default
         if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
             value = max(value)  # a list with one entry a layer: the largest is what must fit
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in _INFINITIES:
-            raise BadFileError(f"{self.where}: `{names[0]}` is `{value}`, expected a whole number")
+            raise BadFileError(f"{self.where}: `{name}` is `{value}`, expected a whole number")
         if value != int(value) or not low <= value <= high:
-            raise BadFileError(f"{self.where}: `{names[0]}` is `{value}`, expected a whole number from {low} to {high}")
+            raise BadFileError(f"{self.where}: `{name}` is `{value}`, expected a whole number from {low} to {high}")
         return int(value)
 
 

@@ -135,3 +135,80 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tu
         file.write(header)
         file.truncate(len(header) + size)
     return path
+
+
+QWEN36_CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "full_attention_interval": 4,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144,
+        "rope_parameters": {"partial_rotary_factor": 0.25}, "dtype": "bfloat16",
+    },
+    "quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+}  # fmt: skip
+
+
+def _nvfp4(name: str, out: int, width: int) -> dict[str, Any]:
+    return {
+        f"{name}.weight": ("U8", (out, width // 2)),
+        f"{name}.weight_scale": ("F8_E4M3", (out, width // 16)),
+        f"{name}.weight_scale_2": ("F32", ()),
+    }
+
+
+def _fp8(name: str, out: int, width: int) -> dict[str, Any]:
+    scalars = {f"{name}.weight_scale": ("F32", ()), f"{name}.input_scale": ("F32", ())}
+    return {f"{name}.weight": ("F8_E4M3", (out, width)), **scalars}
+
+
+def qwen36_nvfp4_tensors(layers: int = 40, experts: int = 256, *, dense: str = "fp8") -> dict[str, Any]:
+    """Qwen3.6-35B-A3B as ModelOpt stores it: 93,275 tensors with 40 layers of 256 experts.
+
+    `dense` is `fp8` (attention FP8; shared experts and head NVFP4), `bf16` (experts alone quantised) or `nvfp4` (all).
+    """
+    hidden, inner, vocab, root = 2048, 512, 248320, "model.language_model"
+
+    def matrix(name: str, out: int, width: int, kind: str) -> dict[str, Any]:
+        if kind == "bf16":
+            return {f"{name}.weight": ("BF16", (out, width))}
+        return _fp8(name, out, width) if kind == "fp8" else _nvfp4(name, out, width)
+
+    other = "bf16" if dense == "bf16" else "nvfp4"
+    tensors: dict[str, Any] = {
+        f"{root}.embed_tokens.weight": ("BF16", (vocab, hidden)),
+        f"{root}.norm.weight": ("BF16", (hidden,)),
+        **matrix("lm_head", vocab, hidden, "bf16" if dense == "nvfp4" else other),
+    }
+    for layer in range(layers):
+        base = f"{root}.layers.{layer}"
+        tensors[f"{base}.input_layernorm.weight"] = ("BF16", (hidden,))
+        tensors[f"{base}.post_attention_layernorm.weight"] = ("BF16", (hidden,))
+        if layer % 4 == 3:
+            for name, out, width in (("q", 8192, hidden), ("k", 512, hidden), ("v", 512, hidden), ("o", hidden, 4096)):
+                tensors |= matrix(f"{base}.self_attn.{name}_proj", out, width, dense)
+            tensors[f"{base}.self_attn.q_norm.weight"] = ("BF16", (256,))
+            tensors[f"{base}.self_attn.k_norm.weight"] = ("BF16", (256,))
+        else:
+            gdn = f"{base}.linear_attn"
+            tensors |= matrix(f"{gdn}.in_proj_qkv", 8192, hidden, dense)
+            tensors |= matrix(f"{gdn}.in_proj_z", 4096, hidden, dense)
+            tensors |= matrix(f"{gdn}.out_proj", hidden, 4096, dense)
+            tensors |= {
+                f"{gdn}.in_proj_a.weight": ("BF16", (32, hidden)),
+                f"{gdn}.in_proj_b.weight": ("BF16", (32, hidden)),
+                f"{gdn}.conv1d.weight": ("BF16", (8192, 1, 4)),
+                f"{gdn}.A_log": ("F32", (32,)),
+                f"{gdn}.dt_bias": ("BF16", (32,)),
+                f"{gdn}.norm.weight": ("BF16", (128,)),
+            }
+        tensors[f"{base}.mlp.gate.weight"] = ("BF16", (experts, hidden))
+        tensors[f"{base}.mlp.shared_expert_gate.weight"] = ("BF16", (1, hidden))
+        for name, out, width in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            tensors |= matrix(f"{base}.mlp.shared_expert.{name}_proj", out, width, other)
+            for expert in range(experts):
+                tensors |= _nvfp4(f"{base}.mlp.experts.{expert}.{name}_proj", out, width)
+    return tensors
