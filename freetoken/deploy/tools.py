@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freetoken.supervisor.launch import KeeperPolicy
+from freetoken.supervisor.policy import KeeperPolicy
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import EngineAdapter

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from freetoken.supervisor.files import format_now, read_json, write_json
+from freetoken.supervisor.policy import KeeperPolicy as KeeperPolicy
 from freetoken.supervisor.process import ProcessId
 
 LAUNCH_FILE, KEEPER_FILE, EVENTS_FILE, LOG_FILE = "launch.json", "keeper.json", "events.jsonl", "engine.log"
@@ -23,18 +24,6 @@ EngineState = Literal["starting", "ready", "stopping", "stopped", "failed"]
 #: Why an engine ended, where that was not asked for.
 EndKind = Literal["", "crash", "hang", "not_ready", "log_full", "spawn", "restart_cap", "abandoned", "foreign_port"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class KeeperPolicy:
-    """How much the keeper may do by itself. Sizes in bytes, times in seconds."""
-
-    max_restarts: int = 3
-    window_s: float = 600.0
-    backoff_s: float = 1.0
-    log_bytes: int = 16 << 20
-    log_files: int = 2
-    poll_s: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class Launch:
     grace_s: float = 10.0
     #: Relative to the run folder; a device for tests of a full disk.
     log: str = LOG_FILE
-    policy: KeeperPolicy = KeeperPolicy()
+    policy: KeeperPolicy = field(default_factory=KeeperPolicy)
     model: str = ""
     state_dir: str = ""
     runtime_dir: str = ""
