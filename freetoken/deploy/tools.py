@@ -52,7 +52,7 @@ def _probe(path: Path | None) -> Hardware:
 
 
 def _locate(ref: ModelRef, base_dir: Path) -> Any:
-    from freetoken.checkpoint.fetch import locate_model
+    from freetoken.checkpoint.locate import locate_model
 
     return locate_model(ref, base_dir)
 
