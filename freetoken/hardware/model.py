@@ -234,5 +234,10 @@ class Hardware(HardwareModel):
 
 
 def _gpu_rank(gpu: Gpu) -> tuple[Any, ...]:
-    link = (gpu.pcie.max_generation or 0) * (gpu.pcie.max_width or 0)
-    return (gpu.vendor == "nvidia", not gpu.is_integrated, gpu.vram_free_bytes >> 30, link, -gpu.index)
+    """NVIDIA before others, cards before integrated ones, then free VRAM weighed by the link.
+
+    A miss costs the link and VRAM decides how many misses there are, so a card in a slot five times as fast wins
+    unless the other has half as much again free (two equal cards, one of them behind a chipset and without a display).
+    """
+    link = (gpu.pcie.max_generation or 4) * (gpu.pcie.max_width or 8)
+    return (gpu.vendor == "nvidia", not gpu.is_integrated, gpu.vram_free_bytes * link**0.25, -gpu.index)

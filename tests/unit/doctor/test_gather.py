@@ -1,14 +1,10 @@
 """Facts read from recorded machines, and from this one."""
 
-import json
-import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from freetoken.cli.main import main
 from freetoken.doctor.facts import FoundFt, Power, WslSettings
 from freetoken.doctor.gather import (
     find_ft,
@@ -19,7 +15,7 @@ from freetoken.doctor.gather import (
     read_systemd,
     read_wsl_settings,
 )
-from freetoken.hardware.pin import STEP_BYTES, pin_in_steps, probe_pinnable
+from freetoken.hardware.pin import STEP_BYTES, pin_in_steps
 from freetoken.hardware.probe import probe_hardware
 from freetoken.units import GIB
 from tests.fakes.machines import linux_laptop, make_reader, wsl_machine
@@ -137,43 +133,6 @@ def test_engines_declare_what_they_need() -> None:
     assert needs["freetoken"].tools == ("nvcc", "g++", "ninja")
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", *arguments])
-    return int(caught.value.code or 0), capsys.readouterr().out
-
-
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FT_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("FT_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["ft"])
-    return tmp_path / "state"
-
-
-def test_the_json_document_holds_every_check_with_its_fix(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out = run(capsys, "--json")
-    names = [check["name"] for check in json.loads(out)["checks"]]
-    assert {"gpu", "ram", "disk", "ports", "state", "database", "deployments", "engines"} <= set(names)
-    assert not state.exists()  # looking leaves no trace
-
-
-def test_a_newer_database_fails_the_doctor_with_exit_code_1_and_shows_the_fix(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state.mkdir()
-    with sqlite3.connect(state / "ft.db") as connection:
-        connection.execute("create table x (y)")
-        connection.execute("pragma user_version = 9999")
-    code, out = run(capsys)
-    assert code == 1
-    lines = [line.strip() for line in out.splitlines()]
-    failure = next(index for index, line in enumerate(lines) if line.startswith("fail  database"))
-    assert "9999" in lines[failure]
-    assert lines[failure + 1].startswith("fix: use the newer `ft`")
-
-
 class FakeCuda:
     """A driver library that pins so much and no more; `codes` are what its calls answer before that."""
 
@@ -208,13 +167,3 @@ def test_pinning_stops_at_the_drivers_refusal_or_at_what_may_be_taken(cap: int, 
 def test_a_driver_without_a_device_cannot_be_tried(codes: tuple[int, int, int]) -> None:
     with pytest.raises(OSError, match="the CUDA driver answered"):
         pin_in_steps(FakeCuda(GIB, codes), GIB)
-
-
-def test_without_a_driver_library_the_pin_limit_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert probe_pinnable(8 * GIB) is None
-    program.write_text("#!/bin/sh\necho 1073741824\n")
-    assert probe_pinnable(8 * GIB) == GIB

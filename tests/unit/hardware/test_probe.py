@@ -1,15 +1,12 @@
 """The probe as a whole, on recorded machines, on a machine that hides everything, and on this one."""
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from freetoken.hardware.model import Bandwidth, Cpu, Disk, Gpu, GpuHolder, Hardware, Os, PcieLink, Ram, Software
 from freetoken.hardware.probe import model_folder, probe_hardware
-from freetoken.hardware.reader import Reader, run_program
+from freetoken.hardware.reader import Reader
 from freetoken.units import GIB, MIB
 from tests.fakes.machines import FakePrograms, cpu_only, headless_server, linux_laptop, make_reader, wsl_machine
 
@@ -96,27 +93,6 @@ def test_files_full_of_nonsense_do_not_stop_the_probe(tmp_path: Path) -> None:
     assert (hardware.cpu.logical_cores, hardware.gpus, hardware.software.driver) == (1, (), None)
 
 
-def test_this_machine_is_probed_in_under_150_ms_where_there_is_no_gpu() -> None:
-    def once() -> float:
-        start = time.perf_counter()
-        hardware = probe_hardware()
-        elapsed = time.perf_counter() - start
-        if hardware.gpus:
-            pytest.skip("this machine has a GPU, whose driver takes its own time")
-        return elapsed
-
-    assert min(once() for _ in range(5)) < 0.150
-
-
-def test_probing_imports_neither_torch_nor_pynvml_without_a_driver() -> None:
-    code = (
-        "import sys; from freetoken.hardware.probe import probe_hardware; h = probe_hardware();"
-        "print(h.gpus == () and sorted({'torch', 'pynvml', 'rich'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("[]", "False")  # False: a GPU is here, and then pynvml is needed
-
-
 @pytest.mark.parametrize(
     ("environ", "folder"),
     [
@@ -127,10 +103,3 @@ def test_probing_imports_neither_torch_nor_pynvml_without_a_driver() -> None:
 )
 def test_models_land_where_the_hub_puts_them(environ: dict[str, str], folder: str) -> None:
     assert model_folder(Reader(environ=environ)) == Path(folder)
-
-
-def test_a_program_that_is_missing_fails_or_hangs_answers_nothing() -> None:
-    assert run_program(("/nonexistent/program",), 1.0) is None
-    assert run_program((sys.executable, "-c", "raise SystemExit(3)"), 10.0) is None
-    assert run_program((sys.executable, "-c", "import time; time.sleep(30)"), 0.2) is None
-    assert run_program((sys.executable, "-c", "print('yes')"), 10.0) == b"yes\n"
