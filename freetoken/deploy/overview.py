@@ -161,7 +161,7 @@ def _compare(found: life.Life, plan: Plan | None, tools: Tools) -> tuple[tuple[R
     rows = [
         Row(field=name, declared=declared.get(name), planned=getattr(plan.settings, name), measured=measured.get(name))
         for name in _SHOWN
-        if getattr(plan.settings, name) is not None
+        if getattr(plan.settings, name) is not None and not (name == "expert_slots" and not plan.settings.expert_slots)
     ]
     if plan.vram is not None:
         rows.append(Row(field="vram_bytes", planned=plan.vram.peak_bytes, measured=measured.get("vram_bytes")))

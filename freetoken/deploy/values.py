@@ -42,6 +42,8 @@ class Proof(DeployModel):
     """What was seen to work: a generation, a full prefill chunk, and the sizes read back. Seconds, tok/s, tokens."""
 
     proven_at: str
+    #: First token of the very first request, which pays for what is done once.
+    cold_ttft_s: float
     ttft_s: float
     decode_tps: float | None
     prompt_tokens: int
