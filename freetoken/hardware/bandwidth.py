@@ -20,7 +20,7 @@ import torch
 
 from freetoken.errors import UsageError
 from freetoken.hardware.cgroup import read_cgroup_limits
-from freetoken.hardware.cpu import read_cpu
+from freetoken.hardware.cpu import read_cache_bytes, read_cpu
 from freetoken.hardware.disk_speed import measure_disk
 from freetoken.hardware.model import Bandwidth, Os, Source
 from freetoken.hardware.ram import read_ram
@@ -54,7 +54,8 @@ def measure_bandwidth(
     threads = threads or read_cpu(reader, limits).usable_cores
     rates: dict[str, float | None] = {}
     with _torch_threads(threads):
-        host = _HostMemory(piece_bytes, min(GIB, available // 8))
+        buffer = min(max(256 * MIB, 4 * read_cache_bytes(reader)), 2 * GIB, available // 8)
+        host = _HostMemory(piece_bytes, buffer)
         rates["dram_bytes_per_s"] = host.stream_rate(seconds_each)
         rates["cpu_experts_bytes_per_s"] = host.piece_rate(seconds_each)
         if chosen.type == "cuda":

@@ -50,6 +50,18 @@ def read_cpu(reader: Reader, limits: CgroupLimits | None = None) -> Cpu:
     )
 
 
+def read_cache_bytes(reader: Reader) -> int:
+    """Bytes of all last-level caches together, 0 where sysfs does not tell: a buffer must be larger to show RAM."""
+    sizes: dict[str, int] = {}
+    for cpu in reader.names(_TOPOLOGY):
+        for level in ("index3", "index2"):
+            folder = f"{_TOPOLOGY}/{cpu}/cache/{level}"
+            if size := re.fullmatch(r"(\d+)K", reader.word(f"{folder}/size")):
+                sizes[f"{level} {reader.word(f'{folder}/shared_cpu_list')}"] = int(size[1]) * 1024
+                break
+    return sum(sizes.values())
+
+
 def _online_cpus(reader: Reader, info: str) -> frozenset[int]:
     listed = parse_cpu_list(reader.word(f"{_TOPOLOGY}/online"))
     found = listed or frozenset(int(number) for number in re.findall(r"^processor\s*:\s*(\d+)", info, re.MULTILINE))

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from freetoken.hardware.cgroup import CgroupLimits
-from freetoken.hardware.cpu import read_cpu
+from freetoken.hardware.cpu import read_cache_bytes, read_cpu
 from freetoken.hardware.model import Cpu
 from freetoken.hardware.reader import parse_cpu_list
+from freetoken.units import MIB
 from tests.fakes.machines import AVX2, AVX512, cpuinfo, make_reader, topology
 
 ARM = """processor\t: 0
@@ -72,6 +73,17 @@ def test_without_sysfs_the_cores_are_read_from_cpuinfo(tmp_path: Path) -> None:
 def test_an_offline_cpu_is_no_cpu(tmp_path: Path) -> None:
     files = topology([(0, 1)] * 4) | {"/sys/devices/system/cpu/online": "0-1\n"}
     assert read_cpu(make_reader(tmp_path, files)).logical_cores == 2
+
+
+def test_last_level_caches_that_cores_share_count_once(tmp_path: Path) -> None:
+    base = "/sys/devices/system/cpu"
+    files = {}
+    for cpu in range(4):
+        files[f"{base}/cpu{cpu}/cache/index2/size"] = "1024K\n"
+        files[f"{base}/cpu{cpu}/cache/index3/size"] = "32768K\n"
+        files[f"{base}/cpu{cpu}/cache/index3/shared_cpu_list"] = "0-1\n" if cpu < 2 else "2-3\n"
+    assert read_cache_bytes(make_reader(tmp_path / "two", files)) == 64 * MIB
+    assert read_cache_bytes(make_reader(tmp_path / "none", {})) == 0
 
 
 def test_a_machine_that_hides_everything_has_one_core(tmp_path: Path) -> None:
