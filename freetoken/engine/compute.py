@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from freetoken.engine.kernels import gemv
+from freetoken.engine.kernels import packed
 from freetoken.engine.layout import ExpertLayout
 
 #: Unpacked weights alive at once, beside the records themselves.
@@ -130,8 +130,9 @@ def _run_sorted(
     for projection in (layout.up, layout.down):
         matrices = projection.matrices(records, dtype)
         biases = projection.biases(records, dtype)
-        out = inputs.new_empty(inputs.shape[0], projection.out_features)
-        for number, (low, high) in enumerate(itertools.pairwise(cuts)):
+        grouped = packed.grouped_product(inputs, matrices, cuts) if biases is None else None
+        out = inputs.new_empty(inputs.shape[0], projection.out_features) if grouped is None else grouped
+        for number, (low, high) in enumerate(itertools.pairwise(cuts if grouped is None else ())):
             if biases is None:
                 torch.mm(inputs[low:high], matrices[number].t(), out=out[low:high])
             else:
@@ -154,7 +155,7 @@ def run_pairs(
     """
     tokens, top_k = slots.shape
     flat = slots.reshape(-1)
-    out = gemv.expert_pairs(module, layout, pool, flat, hidden)
+    out = packed.expert_pairs(module, layout, pool, flat, hidden)
     if out is None:
         out = _run_batched(module, layout, pool, flat.clamp(min=0), hidden, top_k)
     weighted = out.view(tokens, top_k, -1).float() * top_k_weights.unsqueeze(-1).float()

@@ -14,6 +14,7 @@ import torch
 
 from freetoken.engine import formats
 from freetoken.engine.formats import StoredFormat
+from freetoken.engine.kernels import packed
 
 PART_ALIGN = 16
 RECORD_ALIGN = 256
@@ -70,13 +71,17 @@ class Projection:
         if self.format == "plain":
             weights = stored.to(dtype)
             return weights.transpose(1, 2) if self.is_transposed else weights
-        if self.format == "nvfp4":
-            assert self.scale is not None
-            assert self.matrix_scale is not None
-            scales = formats.scale_of_nvfp4(self.scale.view(records), self.matrix_scale.view(records))
-            return formats.dequantize_fp4(stored, scales, dtype)
         assert self.scale is not None
         scale = self.scale.view(records)
+        matrix_scale = None if self.matrix_scale is None else self.matrix_scale.view(records)
+        unpacked = None
+        if self.format in formats.GROUP:
+            unpacked = packed.unpack(self.format, stored, scale, matrix_scale, dtype)
+        if unpacked is not None:
+            return unpacked
+        if self.format == "nvfp4":
+            assert matrix_scale is not None
+            return formats.dequantize_fp4(stored, formats.scale_of_nvfp4(scale, matrix_scale), dtype)
         if self.format == "mxfp4":
             return formats.dequantize_fp4(stored, formats.scale_of_mxfp4(scale), dtype)
         if self.format == "fp8":

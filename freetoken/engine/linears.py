@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from freetoken.engine import formats
-from freetoken.engine.kernels import gemv
+from freetoken.engine.kernels import packed
 
 _BLOCK_BYTES = 64 << 20
 
@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         flat = hidden.reshape(-1, self.in_features)
-        out = gemv.packed_linear(flat, self.weight_packed, self.scale, self.matrix_scale)
+        out = packed.packed_linear(flat, self.weight_packed, self.scale, self.matrix_scale)
         if out is None:
             out = self._in_blocks(flat)
         if self.bias is not None:

@@ -25,6 +25,7 @@ from freetoken.engine.config import EngineConfig
 from freetoken.engine.convert import CheckpointPlan, DenseParameter, ExpertReader, plan_checkpoint
 from freetoken.engine.experts import ExpertRuntime
 from freetoken.engine.files import CheckpointFiles
+from freetoken.engine.kernels import packed
 from freetoken.engine.linears import HostEmbedding, PackedLinear
 from freetoken.engine.strategies import CpuExperts, FusedExperts, OffloadExperts
 from freetoken.errors import BadFileError, DoesNotFitError, UsageError
@@ -86,7 +87,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     if config.embed_on_host and device.type == "cuda":
         hf.check_untied(model)
     files = CheckpointFiles(config.model_path)
-    notes: list[str] = []
+    notes = [problem] if (problem := packed.describe(device)) else []
     try:
         plan = plan_checkpoint(files, model, dtype)
         hf.rebuild_buffers(model, device)
