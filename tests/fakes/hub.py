@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class FakeHub:
     damaged: set[str] = field(default_factory=set)
     #: Answers before the real one: file name → status codes, each given once.
     statuses: dict[str, list[int]] = field(default_factory=dict)
+    #: Seconds to wait before each 64 KiB of a file.
+    slow: dict[str, float] = field(default_factory=dict)
     ignores_range: bool = False
     is_gated: bool = False
     token: str | None = None
@@ -225,6 +228,7 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 file.seek(begin)
                 while left and (chunk := file.read(min(left, 1 << 16))):
                     left -= len(chunk)
+                    time.sleep(hub.slow.get(path.name, 0))
                     if path.name in hub.damaged:
                         chunk = bytes(byte ^ 1 for byte in chunk)
                     try:
