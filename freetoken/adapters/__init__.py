@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 ADAPTERS: dict[str, str] = {
     "native": "freetoken.adapters.native:NativeAdapter",
     "freetoken": "freetoken.adapters.freetoken:FreetokenAdapter",
+    "llamacpp": "freetoken.adapters.llamacpp:LlamaCppAdapter",
 }
 #: Engines that a recipe may name and that no adapter drives yet.
-PLANNED: tuple[str, ...] = ("llamacpp", "vllm", "sglang", "ollama", "ktransformers")
+PLANNED: tuple[str, ...] = ("vllm", "sglang", "ollama", "ktransformers")
 
 
 def get_adapter(name: str) -> EngineAdapter:

@@ -81,21 +81,21 @@ def upstream_auto_plan(
 def compute_slot_bytes(experts: Experts, kernel: str = "triton") -> int:
     """Bytes of one expert slot on the GPU for the engine's kernel of this format."""
     hidden, inter = experts.hidden_size, experts.intermediate_size
+    rows = (experts.projections - 1) * inter  # gate and up, or up alone
     match experts.format:
         case "bf16" | "f16" | "f32":
-            return 6 * inter * hidden
+            return 2 * (rows + inter) * hidden
         case "fp8_block":
-            return 3 * inter * hidden + 2 * (
-                _padded_scales(2 * inter // 128, hidden // 128) + _padded_scales(hidden // 128, inter // 128)
-            )
+            scales = _padded_scales(rows // 128, hidden // 128) + _padded_scales(hidden // 128, inter // 128)
+            return (rows + inter) * hidden + 2 * scales
         case "nvfp4":
-            row = 4 if kernel in ("triton", "w4a4") else 0  # a global scale a row, fp32
-            return 2 * inter * (hidden // 2 + hidden // 16 + row) + hidden * (inter // 2 + inter // 16 + row)
+            each = 4 if kernel in ("triton", "w4a4") else 0  # a global scale a row, fp32
+            return rows * (hidden // 2 + hidden // 16 + each) + hidden * (inter // 2 + inter // 16 + each)
         case "mxfp4":
             bias = 2
-            return 2 * inter * (hidden // 2 + hidden // 32 + bias) + hidden * (inter // 2 + inter // 32 + bias)
+            return rows * (hidden // 2 + hidden // 32 + bias) + hidden * (inter // 2 + inter // 32 + bias)
         case "ds_fp4":
-            return 2 * inter * (hidden // 2 + hidden // 32) + hidden * (inter // 2 + inter // 32)
+            return rows * (hidden // 2 + hidden // 32) + hidden * (inter // 2 + inter // 32)
         case _:  # gguf: the file's own rows
             return experts.expert_bytes
 

@@ -15,6 +15,7 @@ from freetoken.adapters.freetoken_sizes import (
     largest_shard,
     packed_bytes,
     parallel_loader_bytes,
+    pins_side_tables,
     slot_bytes,
     vision_resident_bytes,
 )
@@ -173,6 +174,15 @@ def make_ram_lines(request: PlanRequest, settings: ResolvedSettings) -> Iterator
             bytes=shape.embedding.bytes,
             source=shape_source(shape),
             knob="settings.embed_on_host",
+        )
+    if shape.side_tables.bytes and pins_side_tables(request):
+        yield Line(
+            key="side_tables",
+            label="per-layer embedding table",
+            bytes=shape.side_tables.bytes,
+            source=shape_source(shape),
+            formula="page-locked: `--ple-backend pinned`",
+            knob="engine.extra_args",
         )
     if not settings.text_only and shape.vision.bytes:
         yield Line(key="vision", label="vision tower", bytes=shape.vision.bytes, source=shape_source(shape))

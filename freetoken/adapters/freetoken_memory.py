@@ -89,8 +89,23 @@ class FreetokenMemory:
         budget = int((settings.memory_ratio or DEFAULT_RATIO) * self.free_before_load(request, settings))
         budget -= self.weight_bytes(request, settings) + self.fixed_bytes(request, settings)
         is_admitted = needed <= budget
-        message = "" if is_admitted else _refusal_words(settings, needed, budget)
-        return Admission(is_admitted=is_admitted, needed_bytes=needed, budget_bytes=budget, message=message)
+        if not is_admitted:
+            message = _refusal_words(settings, needed, budget)
+            return Admission(is_admitted=False, needed_bytes=needed, budget_bytes=budget, message=message)
+        return self._pin_admission(request, settings) or Admission(
+            is_admitted=True, needed_bytes=needed, budget_bytes=budget
+        )
+
+    def _pin_admission(self, request: PlanRequest, settings: ResolvedSettings) -> Admission | None:
+        """The engine's refusal before reading: banks of layers that decode on the GPU must be page-locked."""
+        limit, experts = pin_limit(request), request.shape.experts
+        if limit is None or settings.strategy not in ("offload", "hybrid") or not experts.layers:
+            return None
+        locked = slot_bytes(request.shape) * experts.per_layer * (experts.layers - (settings.cpu_layers or 0))
+        if locked <= limit:
+            return None
+        message = f"expert banks need {format_bytes(locked)} of pinned host RAM, {format_bytes(limit)} may be pinned"
+        return Admission(is_admitted=False, needed_bytes=locked, budget_bytes=limit, message=message)
 
     def free_before_load(self, request: PlanRequest, settings: ResolvedSettings) -> int:
         """B: what the engine reads as free, after its context and before any weight."""

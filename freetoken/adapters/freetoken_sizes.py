@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from freetoken.adapters import freetoken_arithmetic as arithmetic
 from freetoken.checkpoint.shape import ModelShape, TensorGroup
 from freetoken.hardware.model import Gpu
@@ -68,6 +70,13 @@ def parallel_loader_bytes(shape: ModelShape) -> int:
 def largest_shard(shape: ModelShape) -> int:
     """Bytes of the checkpoint's largest file; 4 GiB or the whole where its files are not known."""
     return max((shard.bytes for shard in shape.shards), default=min(4 * GIB, shape.disk_bytes))
+
+
+def pins_side_tables(request: PlanRequest) -> bool:
+    """The recipe asks for the per-layer embedding table in RAM; the engine reads it from disk otherwise."""
+    arguments = request.recipe.engine.extra_args
+    pairs = itertools.pairwise(arguments)
+    return "--ple-backend=pinned" in arguments or ("--ple-backend", "pinned") in pairs
 
 
 def pin_limit(request: PlanRequest) -> int | None:

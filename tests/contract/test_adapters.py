@@ -4,6 +4,8 @@ import pytest
 
 from freetoken.adapters import ADAPTERS, get_adapter
 from freetoken.adapters.base import Failure, LaunchSpec
+from freetoken.checkpoint.cards import find_card
+from freetoken.errors import UsageError
 from freetoken.planner.memory import PHASES, Admission, SpeedTraits
 from freetoken.planner.plan import Plan
 from freetoken.planner.solve import make_plan
@@ -33,6 +35,8 @@ class AdapterContract:
 
     name: str
     strategies: tuple[str, ...]
+    base_strategy = "offload"
+    most_candidates = 64
     can_launch = True
 
     def make_shape(self):
@@ -47,6 +51,10 @@ class AdapterContract:
         recipe = make_recipe(self.name, workload=SMALL_WORKLOAD, settings=settings)
         return make_request(recipe, machine, self.make_shape(), model_path="/models/x")
 
+    def more(self, settings):
+        """A change that puts more experts into fast memory."""
+        return {"expert_slots": settings.expert_slots + 7}
+
     def plan(self, **settings):
         plan = make_plan(self.request(**settings), self.adapter)
         assert isinstance(plan, Plan), plan.message
@@ -60,7 +68,7 @@ class AdapterContract:
     def test_knobs_are_settings_with_values_that_a_recipe_takes(self):
         for knob in self.adapter.knobs:
             assert knob.name in Settings.model_fields
-            values = knob.choices or [int(knob.low) if knob.low >= 1 else knob.low]
+            values = knob.choices or [int(knob.low) if knob.low == int(knob.low) else knob.low]
             for value in values:
                 document = {"name": "k", "model": {"repo": "a/b"}, "workload": SMALL_WORKLOAD,
                             "settings": {knob.name: value}}  # fmt: skip
@@ -80,7 +88,7 @@ class AdapterContract:
 
     def test_candidates_are_distinct_and_few(self):
         found = [one.model_dump_json() for one in self.adapter.memory_model.candidates(self.request())]
-        assert len(found) == len(set(found)) <= 64
+        assert len(found) == len(set(found)) <= self.most_candidates
 
     def test_every_strategy_plans_when_the_recipe_asks_for_it(self):
         for strategy in self.strategies:
@@ -112,8 +120,8 @@ class AdapterContract:
 
     def test_more_slots_and_more_tokens_never_take_fewer_bytes(self):
         model, request = self.adapter.memory_model, self.request()
-        settings = self.plan(strategy="offload").settings
-        more_slots = model.finish(request, settings.model_copy(update={"expert_slots": settings.expert_slots + 7}))
+        settings = self.plan(strategy=self.base_strategy).settings
+        more_slots = model.finish(request, settings.model_copy(update=self.more(settings)))
         more_kv = settings.model_copy(update={"kv_tokens": settings.kv_tokens + 1000})
 
         def total(one):
@@ -133,7 +141,9 @@ class AdapterContract:
 
     def test_launch_spec_survives_its_file_and_names_the_port(self):
         if not self.can_launch:
-            pytest.skip("planned only")
+            with pytest.raises(UsageError, match="not yet be started"):
+                self.adapter.make_launch_spec(self.plan(), interpreter="/engine/python")
+            return
         spec = self.adapter.make_launch_spec(self.plan(), interpreter="/engine/python", extra_args=("--x", "1"))
         assert LaunchSpec.model_validate_json(spec.model_dump_json()) == spec
         assert spec.argv[-2:] == ("--x", "1")
@@ -141,7 +151,7 @@ class AdapterContract:
         assert "1919" not in map(str, spec.extra_ports)
 
     def test_equal_settings_need_nothing_and_other_strategies_a_restart(self):
-        settings = self.plan(strategy="offload").settings
+        settings = self.plan(strategy=self.base_strategy).settings
         assert self.adapter.live_changes(settings, settings) == ()
         other = settings.model_copy(update={"max_running_requests": settings.max_running_requests + 1})
         assert self.adapter.live_changes(settings, other) is None
@@ -177,3 +187,29 @@ class TestFreetoken(AdapterContract):
     name = "freetoken"
     # A card of 12 GB cannot hold every expert: `fused` is planned on 24 GB in tests/unit/planner.
     strategies = ("offload", "hybrid", "cpu")
+
+
+class TestLlamaCpp(AdapterContract):
+    name = "llamacpp"
+    strategies = ("cpu",)
+    base_strategy = "cpu"
+    # One for each number of layers on the CPU and each physical batch.
+    most_candidates = 128
+    # Planned in this version and not launched.
+    can_launch = False
+
+    def make_shape(self):
+        return find_card("qwen3.6-35b-a3b-q4_k_m")
+
+    def more(self, settings):
+        return {"cpu_layers": settings.cpu_layers - 1, "expert_slots": settings.expert_slots}
+
+    def test_more_slots_and_more_tokens_never_take_fewer_bytes(self):
+        # A layer that moves to the GPU leaves RAM: VRAM alone grows.
+        model, request, settings = self.adapter.memory_model, self.request(), self.plan(strategy="cpu").settings
+
+        def total(one):
+            return sum(line.bytes for line in model.vram_lines(request, one))
+
+        assert total(settings.model_copy(update=self.more(settings))) > total(settings)
+        assert total(settings.model_copy(update={"kv_tokens": settings.kv_tokens + 1000})) > total(settings)

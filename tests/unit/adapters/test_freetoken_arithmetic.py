@@ -114,6 +114,11 @@ def test_slot_bytes_equal_the_engines_table(stored, inter, hidden, kernel, slot)
     assert compute_slot_bytes(experts(stored, inter, hidden), kernel) == slot
 
 
+def test_experts_without_a_gate_have_two_matrices():
+    nemotron = experts("nvfp4", 1856, 2688, layers=23, per_layer=128, projections=2)
+    assert compute_slot_bytes(nemotron) * nemotron.count == pytest.approx(15.41 * GIB, rel=0.003)  # reported banks
+
+
 def test_marlin_caps_its_slots_and_keeps_alphas_beside_them():
     known = experts("nvfp4", 512, 2048)
     assert (compute_slot_cap(known), compute_slot_cap(known, "marlin")) == (10_240, 992)
