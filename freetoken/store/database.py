@@ -55,19 +55,31 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
         return None
     check_header(path)
     with in_words(path):
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        connection.row_factory = sqlite3.Row
-        try:
-            version = read_version(connection)
-            _refuse_newer(path, version)
-        except BaseException:
-            connection.close()
-            raise
-        if version < VERSION:
+        connection = _connect_for_reading(path)
+        if read_version(connection) < VERSION:
             connection.close()
             return None
         return connection
+
+
+def _connect_for_reading(path: Path) -> sqlite3.Connection:
+    # Even a reader of a WAL database makes two files beside it; where it may not, nobody can be writing either.
+    for option in ("mode=ro", "mode=ro&immutable=1"):
+        uri = f"{path.absolute().as_uri()}?{option}"
+        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        try:
+            _refuse_newer(path, read_version(connection))
+            return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            is_refused = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+            if not is_refused or option != "mode=ro":
+                raise
+        except BaseException:
+            connection.close()
+            raise
+    raise AssertionError("the second way in returns or raises")
 
 
 def check_header(path: Path) -> None:
@@ -177,7 +189,8 @@ def in_words(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _describe(error, path) from error
     except OSError as error:
-        raise FtError(f"{error.filename or path}: {error.strerror or error}") from error
+        hint = "give a folder of yours: `ft --state FOLDER`"
+        raise FtError(f"{error.filename or path}: {error.strerror or error}", hint=hint) from error
 
 
 def _describe(error: sqlite3.Error, path: Path) -> FtError:
@@ -193,5 +206,8 @@ def _describe(error: sqlite3.Error, path: Path) -> FtError:
     if _is_busy(error):
         return FtError(f"{path} is held by another process: {error}", hint="`ft status` shows what runs; try again")
     if name.startswith("SQLITE_IOERR"):
-        return FtError(f"{path} could not be read or written: {error}", hint=f"check the disk that holds {path.parent}")
+        return FtError(
+            f"{path} could not be read or written: {error}",
+            hint=f"is the disk that holds {path.parent} full, or failing?",
+        )
     return FtError(f"{path}: {error}")

@@ -60,6 +60,35 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_database(tmp_path):
         assert numbers
 
 
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from freetoken.errors import FtError
+from freetoken.store import open_store
+from freetoken.store.rows import EventRow
+path = Path(sys.argv[1])
+with open_store(path) as store:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    try:
+        for number in range(10_000):
+            store.record_event(EventRow(run_id="r", at=f"{number:06d}", kind="k", message="x" * 1000))
+    except FtError as error:
+        print(number, error.message, error.hint, sep="|")
+"""
+
+
+def test_no_more_space_for_the_database_is_told_and_keeps_what_was_committed(tmp_path):
+    path = tmp_path / "ft.db"
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True)
+    number, message, hint = done.stdout.strip().split("|")
+    assert done.stderr == ""
+    assert message == f"{path} could not be read or written: disk I/O error"
+    assert hint == f"is the disk that holds {tmp_path} full, or failing?"
+    with open_store(path) as store:
+        assert len(store.list_events("r", limit=100_000)) == int(number) > 0
+        assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+
+
 def _has_rows(path, run):
     if not path.exists():
         return False
