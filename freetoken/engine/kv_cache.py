@@ -28,7 +28,6 @@ from transformers.cache_utils import (
 from freetoken.engine.kv_extents import Extent, ExtentTable
 from freetoken.engine.prefix_cache import Entry, PrefixCache
 from freetoken.errors import DoesNotFitError
-from freetoken.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,17 @@ class Reservation:
         return int(self.cache.get_seq_length())
 
 
+@dataclass(frozen=True)
+class KvUse:
+    """Tokens of the store by who has them, at one moment between two changes."""
+
+    reserved: int
+    cached: int
+    total: int
+
+
 class KvPool:
-    """A store of `tokens` tokens. Not thread-safe: the scheduler's thread alone touches it."""
+    """A store of `tokens` tokens. The scheduler's thread alone may change it; `use` and `bytes` may be read by any."""
 
     def __init__(
         self, config: Any, tokens: int, *, dtype: torch.dtype, device: torch.device, reuse_prefixes: bool = True
@@ -158,6 +166,8 @@ class KvPool:
         self.table = ExtentTable(tokens, self._move)
         self.stores: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.stores = {index: self._make_store(tokens) for index in self.geometry.windows}
+        #: Replaced as a whole after every change, so that other threads never see half of one.
+        self.use = KvUse(0, 0, tokens)
 
     @property
     def tokens(self) -> int:
@@ -195,6 +205,7 @@ class KvPool:
         else:
             extent = self._adopt(entry, shared, tokens)
         extent.used = shared
+        self._note_use()
         return Reservation(extent, self._make_cache(extent, shared), shared)
 
     def release(self, reservation: Reservation, written_ids: Sequence[int] | None = None) -> None:
@@ -202,16 +213,18 @@ class KvPool:
         extent = reservation.extent
         if written_ids is None or not self.can_reuse_prefixes or not len(written_ids):
             self.table.free(extent)
-            return
-        self.table.shrink(extent, len(written_ids))
-        extent.used = len(written_ids)
-        for unneeded in self.prefixes.add(np.asarray(written_ids, dtype=np.int64), extent):
-            self.table.free(unneeded)
+        else:
+            self.table.shrink(extent, len(written_ids))
+            extent.used = len(written_ids)
+            for unneeded in self.prefixes.add(np.asarray(written_ids, dtype=np.int64), extent):
+                self.table.free(unneeded)
+        self._note_use()
 
     def flush(self) -> int:
         """Drops all kept prefixes; the answer is how many tokens they held."""
         dropped = self.cached_tokens
         self._make_room(self.tokens)
+        self._note_use()
         return dropped
 
     def resize(self, tokens: int) -> None:
@@ -232,7 +245,13 @@ class KvPool:
         except (MemoryError, RuntimeError):
             self._resize_stores(old)
             raise
+        finally:
+            self._note_use()
         self.table.set_capacity(tokens)
+        self._note_use()
+
+    def _note_use(self) -> None:
+        self.use = KvUse(self.reserved_tokens, self.cached_tokens, self.tokens)
 
     def _resize_stores(self, tokens: int) -> None:
         """Gives every layer's store `tokens` places; the written part of the (packed) extents is kept."""
@@ -291,9 +310,3 @@ def state_bytes(cache: Cache) -> int:
             states = (*layer.conv_states.values(), *layer.recurrent_states.values())
             total += sum(state.nbytes for state in states if state is not None)
     return total
-
-
-def describe_kv(pool: KvPool) -> str:
-    """`8192 tokens x 20.0 KiB = 160 MiB`."""
-    per_token = pool.geometry.bytes_per_token
-    return f"{pool.tokens} tokens x {format_bytes(per_token)} = {format_bytes(pool.bytes)}"

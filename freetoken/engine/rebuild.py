@@ -58,7 +58,7 @@ def compute_limits(loaded: LoadedModel, pool: KvPool) -> CacheLimits:
     affordable = (budget - pool.bytes) // slot_bytes if slot_bytes else highest
     return CacheLimits(
         budget_bytes=budget,
-        kv_min=max(1, pool.reserved_tokens),
+        kv_min=max(1, pool.use.reserved),
         kv_max=(budget - slots_now) // token_bytes if token_bytes else pool.tokens,
         slots_min=lowest,
         slots_max=max(lowest, min(highest, affordable)),

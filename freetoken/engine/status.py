@@ -78,13 +78,13 @@ class CacheStatus(StatusModel):
 def describe_stats(engine: Engine) -> EngineStats:
     """The engine's counters, read without stopping it."""
     meter, pool, counters = engine.meter, engine.pool, engine.loaded.experts.counters()
-    device = engine.loaded.device
+    device, use = engine.loaded.device, pool.use
     running = engine.active_count - engine.waiting_count
     return EngineStats(
         taken_at=time.time(),
-        kv_used_tokens=pool.reserved_tokens,
-        kv_cached_tokens=pool.cached_tokens,
-        kv_total_tokens=pool.tokens,
+        kv_used_tokens=use.reserved,
+        kv_cached_tokens=use.cached,
+        kv_total_tokens=use.total,
         running=running,
         waiting=engine.waiting_count,
         completed=meter.completed,
@@ -117,6 +117,6 @@ def describe_cache(engine: Engine, limits: CacheLimits) -> CacheStatus:
         state_bytes_per_sequence=engine.state_bytes_per_sequence,
         max_running_requests=engine.config.max_running_requests,
         prefix_cache=engine.pool.can_reuse_prefixes,
-        cached_tokens=engine.pool.cached_tokens,
+        cached_tokens=engine.pool.use.cached,
         limits=limits,
     )

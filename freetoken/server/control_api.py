@@ -91,7 +91,8 @@ async def _drain(state: ServerState, body: PrepareStopBody) -> JSONResponse:
 
 
 def _describe_stats(state: ServerState, engine: Engine) -> dict[str, Any]:
-    stats, hits = engine.stats(), engine.stats().hits
+    stats = engine.stats()
+    hits = stats.hits
     return {
         "instance_id": state.instance_id,
         "model": {

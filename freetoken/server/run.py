@@ -104,7 +104,8 @@ class _Process:
         finally:
             watch.cancel()
         if self._state.is_ready:
-            await asyncio.to_thread(self._state.engine.close)
+            # Together with the connections' grace this stays under the ten seconds that a keeper gives a signal.
+            await asyncio.to_thread(self._state.engine.close, 5.0)
 
     def _stop(self) -> None:
         """A signal: nothing more is taken, what runs is cancelled. A second one does not wait for connections."""
