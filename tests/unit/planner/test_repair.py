@@ -49,9 +49,7 @@ def test_repairs_are_ranked_by_predicted_decode_speed():
     _, answer = refuse(settings={"prefill_chunk_tokens": 8192, "expert_slots": 1500})
     speeds = [repair.predicted_decode_tps for repair in answer.repairs]
     assert speeds == sorted(speeds, reverse=True)
-    assert {tuple(repair.sets) for repair in answer.repairs} == {
-        ("settings.expert_slots",), ("settings.prefill_chunk_tokens",),
-    } or len(answer.repairs) >= 1  # fmt: skip
+    assert len(speeds) > 1
 
 
 def test_a_repair_can_be_pasted_and_says_what_it_costs():
