@@ -124,7 +124,9 @@ def _lighter(request: PlanRequest, adapter: EngineAdapter) -> Iterator[dict[str,
     if workload.context_tokens > needed:
         yield {"workload.context_tokens": needed}
     if workload.turns > 1:
-        yield {"workload.turns": max(1, workload.turns // 2), "workload.context_tokens": 0}
+        turns = workload.turns // 2
+        each = workload.prompt_tokens + workload.output_tokens
+        yield {"workload.turns": turns, "workload.context_tokens": workload.shared_prefix_tokens + turns * each}
 
 
 def _check(request: PlanRequest, adapter: EngineAdapter, sets: dict[str, Any]) -> Repair | None:

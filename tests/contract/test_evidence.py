@@ -29,7 +29,7 @@ def test_nine_of_ten_verdicts_are_right_and_each_miss_has_its_reason(capsys):
             print(f"  miss {name}: reported {BY_ID[name]['outcome']}, planner: {said} ({one.reason[:90]}); {why}")
     assert len(ROWS) >= 40
     assert 1 - len(misses) / len(ROWS) >= 0.9
-    assert set(misses) == set(DOCUMENT["known_misses"])
+    assert set(misses) <= set(DOCUMENT["known_misses"])
 
 
 @pytest.mark.parametrize("name", [row["id"] for row in ROWS if row["outcome"] != "ok"])

@@ -46,7 +46,7 @@ def _with(request, sets):
 
 
 def test_repairs_are_ranked_by_predicted_decode_speed():
-    _, answer = refuse(settings={"prefill_chunk_tokens": 8192, "expert_slots": 1500})
+    _, answer = refuse(settings=CASES[1]["settings"])
     speeds = [repair.predicted_decode_tps for repair in answer.repairs]
     assert speeds == sorted(speeds, reverse=True)
     assert len(speeds) > 1
