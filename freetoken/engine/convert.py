@@ -137,7 +137,7 @@ def plan_checkpoint(files: CheckpointFiles, model: Any, dtype: torch.dtype) -> C
             if renames[parsed.parameter] is None and not renamer.is_ignored(name):
                 left_over.append(name)
         renamed = renames[parsed.parameter]
-        if renamed is None or renamed.target in tied or renamer.is_ignored(name):
+        if renamed is None or renamed.target in tied:
             continue
         key = (parsed.parameter, parsed.expert)
         if key in stored:

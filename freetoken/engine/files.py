@@ -55,7 +55,9 @@ class CheckpointFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.names = _list_files(folder)
+        index = folder / "model.safetensors.index.json"
+        named: dict[str, str] | None = _read_json(index).get("weight_map", {}) if index.is_file() else None
+        self.names = _list_files(folder, named)
         self.entries: dict[str, TensorEntry] = {}
         self._descriptors: list[int] = []
         try:
@@ -64,7 +66,9 @@ class CheckpointFiles:
         except BaseException:
             self.close()
             raise
-        _check_index(folder, self.entries)
+        if named and (lost := [name for name in named if name not in self.entries]):
+            self.close()
+            raise BadFileError(f"{index} names {len(lost)} tensors that no file holds, first `{lost[0]}`")
 
     def _open(self, number: int, path: Path) -> None:
         try:
@@ -133,12 +137,11 @@ def _join_neighbours(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
         yield run
 
 
-def _list_files(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+def _list_files(folder: Path, named: dict[str, str] | None) -> list[str]:
+    if named is not None:
+        names = sorted(set(named.values()))
         if bad := [name for name in names if Path(name).name != name]:
-            raise BadFileError(f"{index} names `{bad[0]}`, which is not a plain file name")
+            raise BadFileError(f"the index of {folder} names `{bad[0]}`, which is not a plain file name")
         if lost := [name for name in names if not (folder / name).is_file()]:
             raise BadFileError(f"{folder} lacks {len(lost)} of {len(names)} weight files, first `{lost[0]}`")
         return names
@@ -148,15 +151,6 @@ def _list_files(folder: Path) -> list[str]:
         found = f", only `{pickles[0]}`, and pickles are never loaded" if pickles else ""
         raise BadFileError(f"{folder} has no safetensors file{found}")
     return names
-
-
-def _check_index(folder: Path, entries: dict[str, TensorEntry]) -> None:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    named = _read_json(index).get("weight_map", {})
-    if lost := [name for name in named if name not in entries]:
-        raise BadFileError(f"{index} names {len(lost)} tensors that no file holds, first `{lost[0]}`")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
