@@ -154,7 +154,7 @@ def _render(result: ApplyResult, console: Console) -> None:
         prefill = f"prefill of {proof.chunk_prompt_tokens:,} tokens"
         click.echo(f"          {prefill}: first token after {proof.chunk_ttft_s * 1000:.3g} ms")
     click.echo(f"  run     {result.run_dir}")
-    click.echo(f"chat with it: `ft chat {result.name}`   see it: `ft status`   stop it: `ft stop {result.name}`")
+    click.echo(f"chat with it: `ft chat --name {result.name}`   see it: `ft status`   stop it: `ft stop {result.name}`")
 
 
 def _render_dry_run(result: ApplyResult, console: Console) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from freetoken.cli.output import examples, json_option, to_json
+
+if TYPE_CHECKING:
+    from freetoken.supervisor.logs import Follower
 
 _POLL_S = 0.2
 
@@ -37,15 +40,12 @@ def command(name: str | None, follow: bool, lines: int, is_events: bool, as_json
     for line in shown:
         click.echo(line)
     if follow:
-        for line in _follow(follower, found.path):
+        for line in _follow(follower):
             click.echo(format_event(line) if is_events and not as_json else line)
     return 0
 
 
-def _follow(follower: object, path: Path) -> Iterator[str]:
-    from freetoken.supervisor.logs import Follower
-
-    assert isinstance(follower, Follower)
-    while path.exists():
+def _follow(follower: Follower) -> Iterator[str]:
+    while follower.path.exists():
         yield from follower.read_new()
         time.sleep(_POLL_S)

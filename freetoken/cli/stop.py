@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from freetoken.cli.output import examples, json_option, note, to_json
 from freetoken.errors import UsageError
+
+if TYPE_CHECKING:
+    from freetoken.deploy.stop import StopTarget
 
 
 @click.command("stop", epilog=examples("ft stop demo", "ft stop --all --dry-run"))
@@ -47,7 +52,7 @@ def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int
     return 0
 
 
-def _show_targets(targets: list) -> None:  # type: ignore[type-arg]
+def _show_targets(targets: list[StopTarget]) -> None:
     if not targets:
         click.echo("nothing to stop")
     for target in targets:

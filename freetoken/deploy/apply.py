@@ -8,6 +8,7 @@ engine, or the previous one, or nothing; never something unknown.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.recover import StartFailure
 from freetoken.deploy.tools import DEFAULT_TOOLS, Progress, Step, Tools, ignore_progress
 from freetoken.deploy.values import ApplyResult, Diff, Proof
-from freetoken.errors import DoesNotFitError, FtError, NotReadyError
+from freetoken.errors import DoesNotFitError, FtError, NotReadyError, UsageError
+from freetoken.recipe.model import NAME_PATTERN
 from freetoken.supervisor import life, register
 from freetoken.supervisor.locks import LockHolder, read_holder
 from freetoken.units import format_seconds
@@ -69,6 +71,8 @@ def apply_recipe(
     Raises RefusedError where it does not fit, NotReadyError where it never became ready, FtError otherwise. Ctrl-C
     ends what was started and restores what was replaced.
     """
+    if name is not None and not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"`{name}` is not a name: lower-case letters, digits, `.`, `_` and `-`, 80 at most")
     application = Application(loaded, name or loaded.recipe.name, is_forced, progress, tools, confirm)
     if is_dry_run:
         return application.preview()

@@ -129,7 +129,9 @@ def _view_life(found: life.Life, tools: Tools) -> DeploymentView:
 
 
 def _condition_words(found: life.Life) -> str:
-    return "starting (unproven)" if found.condition in ("unproven", "starting") else found.condition
+    if found.condition in ("unproven", "starting") and not found.record.proven_at:
+        return "starting (unproven)"
+    return found.condition
 
 
 def _view_absent(declared: runs.Declaration, ended: life.Life | None) -> DeploymentView:

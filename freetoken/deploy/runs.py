@@ -6,6 +6,7 @@ is spawned), `engine.log`, `events.jsonl`, `keeper.json`, and `report.json` once
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from freetoken import paths
 from freetoken.errors import FtError
+from freetoken.recipe.model import NAME_PATTERN
 from freetoken.supervisor.files import EventLog, describe_os_error, format_now, read_json, write_json, write_text
 from freetoken.supervisor.launch import EVENTS_FILE, PLAN_FILE, RECIPE_FILE, Launch, write_launch
 
@@ -109,7 +111,8 @@ def write_declaration(name: str, run_id: str, *, is_wanted: bool, is_proven: boo
 
 def read_declaration(name: str) -> Declaration | None:
     """What `name` stands for; None where nothing was ever declared under it."""
-    value = read_json(_declaration_path(name))
+    # A name comes from a command line too: it must not lead out of the folder.
+    value = read_json(_declaration_path(name)) if re.fullmatch(NAME_PATTERN, name) else None
     known = {one.name for one in fields(Declaration)}
     try:
         return Declaration(**{key: one for key, one in value.items() if key in known}) if value else None

@@ -88,6 +88,11 @@ def _judge(life: Life) -> tuple[Condition, str]:
         return ("stopped", state.cause) if state.state == "stopped" else ("failed", state.cause)
     if life.keeper is None:
         return _judge_unkept(life)
+    if state is not None and state.state == "starting" and life.record.proven_at:
+        return (
+            "starting",
+            f"its keeper is restarting it: {state.cause}" if state.cause else "its keeper starts it again",
+        )
     if state is None or state.state == "starting":
         phase = (state.health.get("phase") if state else "") or "starting"
         return "starting", f"{_owner_words(life)}; phase {phase}" + (

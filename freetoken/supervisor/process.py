@@ -290,10 +290,17 @@ def end_run(run_id: str, leader: ProcessId | None, *, grace_s: float, reaper: in
     SIGTERM and a short grace, then SIGKILL. A process held by the kernel is waited for 10 s at most.
     """
     signals: list[str] = []
+    # Taken while the leader lives: a child without session, marker and parent cannot be told apart afterwards.
+    known = set(find_members(run_id, leader, reaper=reaper))
+
+    def find_left() -> tuple[ProcessId, ...]:
+        known.update(find_members(run_id, leader, reaper=reaper))
+        return tuple(one for one in known if is_alive(one))
+
     if leader is not None and send_signal(leader, signal.SIGINT):
         signals.append("SIGINT")
         wait_gone([leader], grace_s)
-    members = find_members(run_id, leader, reaper=reaper)
+    members = find_left()
     if members:
         was_orderly = bool(signals) and not is_alive(leader)
         for member in members:
@@ -301,7 +308,7 @@ def end_run(run_id: str, leader: ProcessId | None, *, grace_s: float, reaper: in
         signals.append("SIGTERM")
         wait_gone(members, min(grace_s, 2.0) if was_orderly else grace_s)
     deadline = time.monotonic() + 10.0
-    while members := find_members(run_id, leader, reaper=reaper):
+    while members := find_left():
         if "SIGKILL" not in signals:
             signals.append("SIGKILL")
         for member in members:

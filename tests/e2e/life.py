@@ -96,6 +96,7 @@ class Lab:
         on_step: Any = None,
         is_dry_run: bool = False,
         is_forced: bool = False,
+        as_name: str | None = None,
         **settings: Any,
     ) -> ApplyResult:
         loaded = load_recipe(str(self.write_recipe(name, port=port, engine=engine, **settings)))
@@ -106,7 +107,12 @@ class Lab:
                 on_step(step)
 
         return apply_recipe(
-            loaded, is_dry_run=is_dry_run, is_forced=is_forced, progress=progress, tools=tools or make_tools()
+            loaded,
+            name=as_name,
+            is_dry_run=is_dry_run,
+            is_forced=is_forced,
+            progress=progress,
+            tools=tools or make_tools(),
         )
 
     def ft(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

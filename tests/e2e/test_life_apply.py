@@ -253,6 +253,24 @@ def test_an_open_address_needs_an_api_key(lab: Lab) -> None:
         _apply_file(recipe)
 
 
+def test_a_name_that_leads_elsewhere_is_refused(lab: Lab) -> None:
+    with pytest.raises(UsageError, match="is not a name"):
+        lab.apply(name="lab", as_name="../../elsewhere")
+    with pytest.raises(UsageError, match="no deployment"):
+        stop.find_targets("../../elsewhere")
+
+
+def test_a_restart_cap_that_is_reached_is_told_by_status(lab: Lab) -> None:
+    lab.apply()
+    for restarts in range(3):
+        state = wait_for(lambda n=restarts: (one := lab.keeper_state()) and one.restarts == n and one.ready_at and one)
+        lab.kill(state.engine)
+    wait_for(lambda: lab.keeper_state().state == "failed")  # type: ignore[union-attr]
+    view = lab.view()
+    words = "engine ended with SIGKILL (-9); not restarted again after 2 restarts in 60 s"
+    assert (view.condition, view.words, view.is_wrong) == ("not running", words, True)
+
+
 def test_records_of_another_boot_are_cleaned_in_words(lab: Lab) -> None:
     lab.apply()
     record, run_dir = register.read_records()[0], lab.run_dirs()[-1]
