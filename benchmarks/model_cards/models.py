@@ -364,6 +364,7 @@ GLM53 = {
         "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 0, "v_head_dim": 256, "qk_nope_head_dim": 256,
         "linear_head_dim": 128, "linear_num_heads": 64, "linear_conv_kernel_dim": 4, "index_head_dim": 128,
         "index_n_heads": 32, "index_kpool": 16, "tie_word_embeddings": False, "dtype": "bfloat16",
+        "layer_types": [*(["linear_attention"] * 3 + ["indexed_attention"]) * 11, "linear_attention"],
     },
     "vision_config": {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 4096},
     "tie_word_embeddings": False,

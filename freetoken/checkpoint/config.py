@@ -267,9 +267,9 @@ def _count_index_layers(read: ConfigReader, kinds: tuple[AttentionKind, ...], ra
     if ratios:
         return sum(1 for ratio in ratios if 0 < ratio < 128)
     listed = read.get("indexer_types")
-    if isinstance(listed, list):
-        return sum(1 for one in listed[: len(kinds)] if one == "full")
-    return sum(1 for kind in kinds if kind in ("mla", "full"))
+    has_own = [one == "full" for one in listed] if isinstance(listed, list) else []
+    has_own += [True] * (len(kinds) - len(has_own))
+    return sum(own and kind in ("mla", "full") for own, kind in zip(has_own, kinds, strict=False))
 
 
 def _read_rotary_dim(read: ConfigReader, head_dim: int) -> int:

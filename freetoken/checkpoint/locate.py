@@ -59,8 +59,9 @@ def locate_model(
     info = None if prefer_hub else find_card_info(repo)
     if info is not None:
         shape = read_card(Path(info.path))
+        left = max(0, shape.disk_bytes - count_held(ref))
         return LocatedModel(
-            None, shape, shape.disk_bytes, f"{partial}not on this machine; figures from the model card `{info.name}`"
+            None, shape, left, f"{partial}not on this machine; figures from the model card `{info.name}`"
         )
     return _ask_hub(ref, include, partial)
 
@@ -98,6 +99,8 @@ def find_snapshot(repo: str, revision: str) -> Path | None:
     """The folder of a revision in Hugging Face's cache; it may not be complete."""
     from freetoken.checkpoint.hub import hub_cache_dir
 
+    if ".." in revision.split("/") or revision.startswith("/"):
+        return None
     storage = hub_cache_dir() / f"models--{repo.replace('/', '--')}"
     commit = revision
     try:
@@ -106,6 +109,20 @@ def find_snapshot(repo: str, revision: str) -> Path | None:
         pass
     snapshot = storage / "snapshots" / commit
     return snapshot if snapshot.is_dir() and any(snapshot.iterdir()) else None
+
+
+def count_held(ref: ModelRef) -> int:
+    """Bytes that an interrupted download of `ref` left here, to be gone on with."""
+    from freetoken.checkpoint.hub import hub_cache_dir
+
+    if ref.source == "modelscope":
+        owner, _, name = str(ref.repo).rpartition("/")
+        folder = paths.models_dir() / owner / name
+    else:
+        folder = hub_cache_dir() / f"models--{str(ref.repo).replace('/', '--')}" / "blobs"
+    if not folder.is_dir():
+        return 0
+    return sum(one.stat().st_size for one in folder.iterdir() if one.is_file() and not one.is_symlink())
 
 
 def read_complete(folder: Path) -> tuple[ModelShape | None, str]:
@@ -171,7 +188,7 @@ def _ask_hub(ref: ModelRef, include: Sequence[str], partial: str) -> LocatedMode
             found = remote.read_remote_shape(repo, include)
             remote.write_cached_shape(ref, include, repo.commit, found)
         note = f"{partial}not on this machine; {found.shape.source_note}, {format_bytes(found.moved_bytes)} moved"
-        return LocatedModel(None, found.shape, found.download_bytes, note)
+        return LocatedModel(None, found.shape, max(0, found.download_bytes - count_held(ref)), note)
     except OfflineError as error:
         kept = remote.read_cached_shape(ref, include)
         if kept is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -267,8 +266,20 @@ def test_disk_that_fills_up_keeps_what_came(local_hub: FakeHub, monkeypatch: pyt
     monkeypatch.setattr(transfer, "_open_partial", lambda one: Full(real(one)))
     with pytest.raises(FtError, match=r"no space left for model-0000\d-of-00003.safetensors: .* are here and are kept"):
         fetch_model(ref())
-    monkeypatch.undo()
-    os.environ["HF_ENDPOINT"] = local_hub.url
+    monkeypatch.setattr(transfer, "_open_partial", real)
+    held = make_fetch_plan(ref()).held_bytes
+    assert held >= 1_000_000
+    assert verify_model(fetch_model(ref())).is_ok
+
+
+def test_a_half_fetched_model_says_what_is_left(local_hub: FakeHub) -> None:
+    local_hub.cuts = {shard(local_hub, 3).name: [400_000] + [0] * 50}
+    with pytest.raises(FtError):
+        fetch_model(ref())
+    local_hub.cuts = {}
+    plan, found = make_fetch_plan(ref()), locate_model(ref())
+    assert found.path is None
+    assert plan.total_bytes > found.download_bytes == plan.needed_bytes
 
 
 def test_missing_repository_is_a_usage_error(local_hub: FakeHub) -> None:
