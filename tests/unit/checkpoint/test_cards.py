@@ -23,7 +23,6 @@ from freetoken.checkpoint.locate import locate_model
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.errors import BadFileError
 from freetoken.recipe.model import ModelRef
-from tests.fakes.checkpoints import QWEN36_CONFIG, qwen36_nvfp4_tensors, write_checkpoint
 
 NAMES = [card.name for card in list_cards()]
 
@@ -61,10 +60,10 @@ def test_what_a_card_leaves_out_is_put_back(name: str) -> None:
     assert again.model_dump(exclude=same) == shape.model_dump(exclude=same)
 
 
-def test_the_card_of_qwen36_says_what_its_headers_say(tmp_path: Path) -> None:
+def test_the_card_of_qwen36_says_what_its_headers_say(qwen36_folder: Path) -> None:
     card = find_card("nvidia/qwen3.6-35b-a3b-nvfp4")
     assert card is not None
-    read = read_shape(write_checkpoint(tmp_path / "m", QWEN36_CONFIG, qwen36_nvfp4_tensors(), shards=10))
+    read = read_shape(qwen36_folder)
     for part in ("experts", "attention", "dense", "shared_experts", "embedding", "head", "dense_bytes_by_layer"):
         assert getattr(card, part) == getattr(read, part), part
 

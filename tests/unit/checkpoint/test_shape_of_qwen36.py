@@ -15,16 +15,8 @@ from tests.fakes.checkpoints import QWEN36_CONFIG, qwen36_nvfp4_tensors, write_c
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole checkpoint, 93,275 tensors in 10 shards, as sparse files."""
-    tensors = qwen36_nvfp4_tensors()
-    assert len(tensors) == 93_275
-    return write_checkpoint(tmp_path_factory.mktemp("q36") / "qwen3.6", QWEN36_CONFIG, tensors, shards=10)
-
-
-@pytest.fixture(scope="module")
-def shape(folder: Path) -> ModelShape:
-    return read_shape(folder)
+def shape(qwen36_folder: Path) -> ModelShape:
+    return read_shape(qwen36_folder)
 
 
 def test_every_part_has_its_exact_bytes(shape: ModelShape) -> None:
@@ -76,8 +68,8 @@ def test_kv_and_state_are_those_of_ten_full_and_thirty_linear_layers(shape: Mode
     assert shape.rotary_dim == 64
 
 
-def test_disk_bytes_are_those_of_the_files(shape: ModelShape, folder: Path) -> None:
-    assert shape.disk_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+def test_disk_bytes_are_those_of_the_files(shape: ModelShape, qwen36_folder: Path) -> None:
+    assert shape.disk_bytes == sum(path.stat().st_size for path in qwen36_folder.glob("*.safetensors"))
     assert shape.notes == ()
 
 
@@ -99,13 +91,13 @@ def test_other_recipes_give_the_documented_dense_part(
     assert read.experts.count == 0
 
 
-def test_93275_tensors_are_read_in_two_seconds_and_300_mebibytes(folder: Path) -> None:
+def test_93275_tensors_are_read_in_two_seconds_and_300_mebibytes(qwen36_folder: Path) -> None:
     code = (
         "import json, re, time\n"
         "from pathlib import Path\n"
         "from freetoken.checkpoint.header import read_shape\n"
         "begin = time.process_time()\n"
-        f"shape = read_shape(Path({str(folder)!r}))\n"
+        f"shape = read_shape(Path({str(qwen36_folder)!r}))\n"
         # Not getrusage: its peak is inherited from the process that spawned this one.
         "peak = int(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])\n"
         "print(json.dumps([time.process_time() - begin, peak]))\n"
