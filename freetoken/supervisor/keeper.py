@@ -12,9 +12,7 @@ per watch (one poll over a pidfd and a wake-up pipe does it, with no work while 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import sys
 import time
@@ -31,6 +29,7 @@ from freetoken.supervisor.launch import (
     EndKind,
     KeeperState,
     Launch,
+    describe_exit,
     make_base_environment,
     read_launch,
     read_state,
@@ -52,6 +51,7 @@ from freetoken.supervisor.process import (
     read_activity,
     read_environment,
 )
+from freetoken.supervisor.wakeup import Stopped, Waker
 from freetoken.supervisor.watch import HangWatch, RestartBudget
 
 STOPPED, FAILED, ALREADY_KEPT = 0, 1, 3
@@ -59,10 +59,6 @@ STOPPED, FAILED, ALREADY_KEPT = 0, 1, 3
 ERROR_LINGER_S = 15.0
 _STARTING_POLL_S, _FAST_POLL_S, _FAST_FOR_S = 1.0, 0.1, 10.0
 _SILENCE_POLL_S = 10.0
-
-
-class Stopped(Exception):
-    """SIGTERM or SIGINT arrived: the orderly stop."""
 
 
 class Keeper:
@@ -82,15 +78,14 @@ class Keeper:
         self._pidfd: int | None = None
         self._exit_code: int | None = None
         self._is_child = False
-        self._stop_asked = False
         self._next_silence_s = 0.0
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waker = Waker()
 
     # -- the life of a run ------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Keeps the engine until it is stopped or has failed for good."""
-        self._install_signals()
+        self._waker.install()
         become_subreaper()
         self._event("keeper_started", f"keeper {os.getpid()} of `{self.launch.name}`")
         try:
@@ -144,7 +139,7 @@ class Keeper:
             return self._give_up("restart_cap", f"{cause}; not restarted again after {limit}")
         self._event("engine_restarting", f"restart {self.state.restarts + 1} in {pause_s:g} s: {cause}", reason=kind)
         self._save(state="starting", restarts=self.state.restarts + 1, cause=cause, ready_at=None)
-        self._sleep(pause_s)
+        self._waker.sleep(pause_s)
         # A live resize may have rewritten the launch since: the engine comes back as it last ran.
         self.launch = read_launch(self.run_dir) or self.launch
         return self._start()
@@ -293,17 +288,17 @@ class Keeper:
     def _judge_exit(self, look: HealthLook) -> tuple[EndKind, str]:
         """What an exit that nobody asked the keeper for means."""
         code = self._exit_code
-        self._event("engine_exited", f"engine ended with {_describe_exit(code)}", is_durable=True, exit_code=code)
+        self._event("engine_exited", f"engine ended with {describe_exit(code)}", is_durable=True, exit_code=code)
         if problem := self._log_problem():
-            return "log_full", f"engine ended with {_describe_exit(code)}; {problem}"
+            return "log_full", f"engine ended with {describe_exit(code)}; {problem}"
         said = self.state.health.get("message") if self.state.health.get("status") == "error" else ""
         if said:
-            return "crash", f"engine ended with {_describe_exit(code)}: {said}"
+            return "crash", f"engine ended with {describe_exit(code)}: {said}"
         # A loading engine that exits with 0 has not been stopped by anybody: it gave up.
         if self.state.state == "ready" and code in (0, -signal.SIGTERM, -signal.SIGINT):
-            return "", f"engine was stopped by somebody else ({_describe_exit(code)})"
+            return "", f"engine was stopped by somebody else ({describe_exit(code)})"
         before = "" if self.state.state == "ready" else ", before it was ready"
-        return "crash", f"engine ended with {_describe_exit(code)}{before}"
+        return "crash", f"engine ended with {describe_exit(code)}{before}"
 
     # -- the log ----------------------------------------------------------------------------------------------
 
@@ -351,24 +346,9 @@ class Keeper:
         if self._pidfd is None or not is_alive(self.state.engine):
             self._reap()
             return True
-        self._poll(timeout_s, self._pidfd)
+        self._waker.wait(timeout_s, self._pidfd)
         self._reap()
         return not is_alive(self.state.engine)
-
-    def _sleep(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self._poll(left)
-
-    def _poll(self, timeout_s: float, *descriptors: int) -> None:
-        poll = select.poll()
-        for fd in (self._wake_read, *descriptors):
-            poll.register(fd, select.POLLIN)
-        poll.poll(timeout_s * 1000)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 512)
-        if self._stop_asked:
-            raise Stopped
 
     def _reap(self) -> None:
         """Collects every child that ended: the engine, and orphans that were handed to this process."""
@@ -382,16 +362,6 @@ class Keeper:
             if self._is_child and self.state.engine and pid == self.state.engine.pid:
                 self._exit_code = os.waitstatus_to_exitcode(status)
 
-    def _install_signals(self) -> None:
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask_stop)
-
-    def _ask_stop(self, *_: object) -> None:
-        self._stop_asked = True
-
     # -- what is written --------------------------------------------------------------------------------------
 
     def _save(self, **changes: object) -> None:
@@ -403,15 +373,6 @@ class Keeper:
 
     def _event(self, kind: EventKind, message: str, /, *, is_durable: bool = False, **data: object) -> None:
         self.events.append(kind, message, is_durable=is_durable, **data)
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "an unknown code (it was adopted)"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"{signal.Signals(-code).name} ({code})"
-    return f"code {code}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,9 @@ ever in them; `secret_env` names variables whose values are inherited.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -171,6 +173,16 @@ def read_state(run_dir: Path, *, fallback_dir: Path | None = None) -> KeeperStat
 def make_base_environment() -> dict[str, str]:
     """The environment of this process without the markers of a run that it may itself be part of."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FT_RUN_")}
+
+
+def describe_exit(code: int | None) -> str:
+    """`code 3`, `SIGKILL (-9)`."""
+    if code is None:
+        return "an unknown code (it was adopted)"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"{signal.Signals(-code).name} ({code})"
+    return f"code {code}"
 
 
 def _pick(cls: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def start_children(count: int) -> None:
 def misbehave(engine: Engine) -> None:
     options = engine.options
     if options.load_error and engine.misbehaves:
-        die(engine, options.load_error, linger_s=0.3)
+        die(engine, options.load_error, linger_s=1.5)
     if options.most_slots is not None and options.expert_slots > options.most_slots:
         missing = (options.expert_slots - options.most_slots) * 4096
         die(engine, f"FakeOutOfMemory: {options.expert_slots} slots need {missing} B more than there is", linger_s=0.1)
