@@ -10,6 +10,7 @@ from freetoken.hardware.model import Gpu
 from freetoken.planner.limits import is_older
 from freetoken.planner.memory import Finding
 from freetoken.planner.plan import PlanRequest
+from freetoken.planner.repair import model_name
 from freetoken.units import format_bytes
 
 LEAST_CAPABILITY, LEAST_DRIVER, LEAST_CUDA = "8.0", "580", "13.0"
@@ -86,7 +87,8 @@ def _check_gpu(request: PlanRequest) -> Iterator[Finding]:
         gpu = request.hardware.pick_gpu(request.recipe.settings.gpu)
     except KeyError:
         return  # the request's own check names it
-    native = "`--set engine.name=native` runs on any machine; `llamacpp` is the usual engine for this card"
+    # Not a `--set`: what the recipe asks of the machine may stand in the way of another engine too.
+    native = f"`ft plan {model_name(request)} --engine native` plans for the engine that runs anywhere"
     if gpu is None:
         yield Finding(check="gpu", message="engine `freetoken` needs an NVIDIA GPU and there is none here", hint=native)
     elif gpu.vendor != "nvidia":

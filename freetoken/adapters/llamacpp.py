@@ -15,6 +15,7 @@ from freetoken.adapters.log_patterns import CUDA_OOM, Pattern, classify, make_cu
 from freetoken.errors import UsageError
 from freetoken.planner.memory import Finding
 from freetoken.planner.plan import Plan, PlanRequest
+from freetoken.planner.repair import model_name
 from freetoken.units import MIB
 
 
@@ -93,7 +94,7 @@ def _findings(request: PlanRequest) -> Iterator[Finding]:
         )
     if not request.hardware.gpus:
         message = "planning of engine `llamacpp` needs a GPU; on a CPU alone, engine `native` is planned"
-        yield Finding(check="gpu", message=message, hint="`--set engine.name=native`")
+        yield Finding(check="gpu", message=message, hint=f"`ft plan {model_name(request)} --engine native`")
     if settings.strategy in ("offload", "hybrid"):
         yield Finding(
             check="strategy",

@@ -5,14 +5,12 @@ Adds up the lines of an engine's `MemoryModel`; knows nothing of any engine, and
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from freetoken.hardware.model import Gpu, Hardware
+from freetoken.hardware.model import Gpu
 from freetoken.planner.memory import Admission, Ledger, Line, MemoryModel, ResolvedSettings
 from freetoken.planner.plan import PlanRequest
 from freetoken.units import GIB, MIB, format_bytes
-
-LedgerKind = Literal["vram", "ram", "disk"]
 
 #: Free VRAM under WDDM and WSL2 below which runs page and slow down 2 to 6 times instead of failing.
 WSL_HEADROOM_BYTES = 3 * GIB // 2
@@ -193,13 +191,3 @@ def first_that_does_not_fit(ledger: Ledger) -> Line | None:
                 if taken > limit:
                     return line
     return None
-
-
-def describe_machine_memory(hardware: Hardware) -> str:
-    """`6.00 GiB of VRAM (5.50 GiB free), 32.0 GiB of RAM (27.0 GiB available)`."""
-    ram = hardware.ram
-    text = f"{format_bytes(ram.total_bytes)} of RAM ({format_bytes(ram.available_bytes)} available)"
-    for gpu in hardware.gpus[:1]:
-        free = format_bytes(gpu.vram_free_bytes)
-        text = f"{format_bytes(gpu.vram_total_bytes)} of VRAM ({free} free), {text}"
-    return text

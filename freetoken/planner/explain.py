@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from freetoken.planner.budget import Budget, describe_machine_memory, first_that_does_not_fit
+from freetoken.planner.budget import Budget, first_that_does_not_fit
 from freetoken.planner.memory import Finding, Ledger
 from freetoken.planner.plan import PlanRequest, Prediction, Refusal
 from freetoken.units import format_bytes, format_seconds
@@ -109,13 +109,3 @@ def missed_targets(request: PlanRequest, prediction: Prediction) -> tuple[Findin
     if targets.turn_time is not None and turn is not None and turn > targets.turn_time:
         missed.append(f"turn time {format_seconds(turn)} predicted, {format_seconds(targets.turn_time)} wanted")
     return tuple(Finding(check="good_enough", message=one, is_fatal=False) for one in missed)
-
-
-__all__ = [
-    "blamed_ledger",
-    "describe_machine_memory",
-    "describe_shortfall",
-    "make_refusal",
-    "missed_targets",
-    "slots_out_of_range",
-]

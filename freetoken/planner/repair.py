@@ -15,7 +15,7 @@ from freetoken.planner.budget import Budget, is_wsl_policy
 from freetoken.planner.limits import check_limits
 from freetoken.planner.memory import Finding
 from freetoken.planner.plan import PlanRequest, Repair
-from freetoken.recipe.model import Recipe, Settings, Size
+from freetoken.recipe.model import Recipe, Settings
 from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
@@ -208,8 +208,12 @@ def _ram_alternative(request: PlanRequest, adapter: EngineAdapter, missing: str)
     bank = format_bytes(request.shape.experts.bank_bytes)
     text = f"{missing} more RAM for the {bank} of experts, or a smaller quantisation"
     if not adapter.is_embedded:
-        text += "; engine `native` reads experts from disk where RAM is short: `--set engine.name=native`"
+        command = f"ft plan {model_name(request)} --engine native"
+        text += f"; engine `native` reads experts from disk where RAM is short: `{command}`"
     return text
 
 
-__all__ = ["Size", "UnknownFieldError", "apply_sets", "find_repairs", "suggest_alternatives", "try_sets"]
+def model_name(request: PlanRequest) -> str:
+    """The model as `ft plan` takes it on its command line: the repository or the path of the recipe."""
+    model = request.recipe.model
+    return model.repo or model.path or request.shape.name

@@ -80,7 +80,7 @@ def test_nothing_is_offered_where_ram_is_what_is_short():
     assert answer.repairs == ()
     assert answer.alternatives == (
         "8.31 GiB more RAM for the 16.9 GiB of experts, or a smaller quantisation; engine `native` reads experts from "
-        "disk where RAM is short: `--set engine.name=native`",
+        "disk where RAM is short: `ft plan owner/model --engine native`",
     )
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_offered_where_the_hardware_is_not_supported():
     machine = make_machine(make_gpu(6, 5.6, compute_capability="7.5"))
     _, answer = refuse(machine=machine)
     assert answer.repairs == ()
-    assert answer.alternatives[0].startswith("`--set engine.name=native`")
+    assert answer.alternatives[0].startswith("`ft plan owner/model --engine native`")
 
 
 def test_sets_are_validated_like_any_recipe():
