@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -142,7 +142,7 @@ class ControlClient:
             self._sleep(POLL_S)
         return result
 
-    def generate(self, prompt: str, max_tokens: int = 16, ignore_eos: bool = False) -> Iterator[str]:
+    def generate(self, prompt: str, max_tokens: int = 16, ignore_eos: bool = False) -> Generator[str, None, None]:
         """Greedy text pieces of `/generate`, as they come."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": ignore_eos}
         for document in self._stream("/generate", body):
@@ -188,7 +188,7 @@ class ControlClient:
             decode_tps=(tokens - 1) / (last - first) if tokens > 1 and last > first else None,
         )  # fmt: skip
 
-    def chat(self, messages: list[dict[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
+    def chat(self, messages: list[dict[str, Any]], **options: Any) -> Generator[dict[str, Any], None, None]:
         """The `delta`s of a streamed chat answer; usage comes last as `{"usage": …}`."""
         body = {
             "model": "default",

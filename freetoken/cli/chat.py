@@ -95,7 +95,7 @@ class Chat:
         ignored = (KeyboardInterrupt,) if is_terminal else ()
         deltas = self._client.chat(self.messages, **self._options)
         # Closing the stream closes the connection, which is what tells the engine to stop.
-        with contextlib.closing(deltas), contextlib.suppress(*ignored):  # type: ignore[type-var]
+        with contextlib.closing(deltas), contextlib.suppress(*ignored):
             for delta in deltas:
                 usage = delta.get("usage") or usage
                 if is_terminal and (thought := delta.get("reasoning_content")):

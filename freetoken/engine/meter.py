@@ -16,8 +16,8 @@ class Rate:
     """Tokens per second of the last `WINDOW_S` seconds, counting only the time spent in this phase."""
 
     now: Callable[[], float] = time.monotonic
-    _steps: deque[tuple[float, int, float]] = field(default_factory=deque)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _steps: deque[tuple[float, int, float]] = field(default_factory=deque, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, tokens: int, seconds: float) -> None:
         """One step that took `seconds`."""

@@ -33,9 +33,15 @@ from freetoken.engine.request import (
     RequestHandle,
 )
 from freetoken.engine.sequence import ForwardPass, Sequence
-from freetoken.engine.status import CacheStatus, EngineStats, describe_cache, describe_stats
+from freetoken.engine.status import (
+    CacheStatus,
+    EngineStats,
+    describe_cache,
+    describe_oom,
+    describe_request,
+    describe_stats,
+)
 from freetoken.errors import FtError
-from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
     from freetoken.engine.config import EngineConfig
@@ -256,7 +262,7 @@ class Engine:
             self._finish(sequence, "error", error)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            self._finish(sequence, "error", _describe_oom(error, sequence))
+            self._finish(sequence, "error", describe_oom(error, sequence))
         except Exception as error:
             log.exception("request %d failed", sequence.handle.number)
             self._finish(sequence, "error", FtError(f"{type(error).__name__}: {error}"))
@@ -276,6 +282,7 @@ class Engine:
         if self.config.trace_path is not None:
             self.loaded.experts.flush_trace()
         sequence.handle.finish(reason, error)
+        log.info(describe_request(sequence.handle))
         with self._changed:
             self._changed.notify_all()
 
@@ -377,15 +384,3 @@ class Engine:
 def _size(handle: RequestHandle) -> int:
     """Tokens that the request reserves."""
     return handle.prompt_tokens + handle.request.max_tokens
-
-
-def _describe_oom(error: torch.OutOfMemoryError, sequence: Sequence) -> FtError:
-    # The first two sentences say what was asked for; the rest is advice for who writes the program.
-    sentence, free = ". ".join(str(error).split(". ")[:2]), ""
-    if torch.cuda.is_available():
-        free = f" ({format_bytes(torch.cuda.mem_get_info()[0])} are free)"
-    return FtError(
-        f"{sentence}, in {sequence.phase} of a request of {sequence.handle.prompt_tokens} prompt tokens{free};"
-        " the engine goes on serving",
-        hint="a smaller `settings.prefill_chunk_tokens` or fewer `settings.expert_slots` leave more room",
-    )

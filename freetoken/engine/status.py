@@ -9,9 +9,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from freetoken.engine.rebuild import CacheLimits
+from freetoken.errors import FtError
+from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
+    from freetoken.engine.request import RequestHandle
     from freetoken.engine.scheduler import Engine
+    from freetoken.engine.sequence import Sequence
 
 
 class StatusModel(BaseModel):
@@ -119,4 +123,32 @@ def describe_cache(engine: Engine, limits: CacheLimits) -> CacheStatus:
         prefix_cache=engine.pool.can_reuse_prefixes,
         cached_tokens=engine.pool.use.cached,
         limits=limits,
+    )
+
+
+def describe_request(handle: RequestHandle) -> str:
+    """The line of a finished request in the log: tokens in, cached and out, time to the first one, rate, end."""
+    first, last = handle.first_token_at, handle.finished_at
+    parts = [
+        f"{handle.prompt_tokens} prompt tokens ({handle.cached_tokens} cached)",
+        f"{handle.completion_tokens} generated",
+    ]
+    if first is not None and last is not None:
+        parts.append(f"first after {first - handle.submitted_at:.2f} s")
+        if handle.completion_tokens > 1 and last > first:
+            parts.append(f"{(handle.completion_tokens - 1) / (last - first):.3g} tok/s")
+    parts.append(f"{handle.finish_reason}: {handle.error}" if handle.error else str(handle.finish_reason))
+    return f"request {handle.number}: {', '.join(parts)}"
+
+
+def describe_oom(error: torch.OutOfMemoryError, sequence: Sequence) -> FtError:
+    """What a CUDA out-of-memory error in a step of `sequence` is told as."""
+    # The first two sentences say what was asked for; the rest is advice for who writes the program.
+    sentence, free = ". ".join(str(error).split(". ")[:2]), ""
+    if torch.cuda.is_available():
+        free = f" ({format_bytes(torch.cuda.mem_get_info()[0])} are free)"
+    return FtError(
+        f"{sentence}, in {sequence.phase} of a request of {sequence.handle.prompt_tokens} prompt tokens{free};"
+        " the engine goes on serving",
+        hint="a smaller `settings.prefill_chunk_tokens` or fewer `settings.expert_slots` leave more room",
     )

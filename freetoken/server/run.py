@@ -65,7 +65,8 @@ def make_loader(config: EngineConfig, *, reuse_prefixes: bool = True) -> Loader:
 
 def run_server(options: ServerOptions, listener: socket.socket, load: Loader, *, linger_s: float = LINGER_S) -> int:
     """Serves until a signal or a failure; the answer is the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("freetoken").setLevel(logging.INFO)
     process = _Process(options, load, linger_s)
     asyncio.run(process.serve(listener))
     return process.exit_code

@@ -115,7 +115,7 @@ def test_a_busy_engine_and_a_conflict_have_upstreams_codes(served: tuple[str, En
     finally:
         if engine._rebuild_lock.locked():
             engine._rebuild_lock.release()
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
 
 def test_flush_answers_to_get_and_post(served: tuple[str, Engine], client: ControlClient) -> None:
