@@ -10,15 +10,19 @@ Values are computed as code x (block scale x matrix scale) in fp32 and rounded o
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 StoredFormat = Literal["plain", "fp8", "fp8_block", "nvfp4", "mxfp4"]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 GROUP = {"nvfp4": 16, "mxfp4": 32}
 BLOCK = 128
+#: Fewer 16-bit words are not worth a second thread.
+_PARALLEL_WORDS = 1 << 15
 
 
 @lru_cache(maxsize=8)
@@ -29,8 +33,45 @@ def _pair_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack((values[codes & 15], values[codes >> 4]), dim=1).to(device=device, dtype=dtype)
 
 
+@lru_cache(maxsize=4)
+def _quad_table(dtype: torch.dtype) -> Any:
+    """The four values of each pair of bytes as one item of a numpy array: 65,536 items of 4 values."""
+    pairs = _pair_table(torch.device("cpu"), dtype)
+    words = torch.arange(1 << 16)
+    quads = torch.cat((pairs[words & 255], pairs[words >> 8]), dim=1).contiguous()
+    item = np.dtype(np.complex128) if quads.element_size() == 4 else np.dtype(np.uint64)
+    return quads.view(torch.uint8).numpy().view(item).reshape(-1)
+
+
+@lru_cache(maxsize=1)
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="ft-unpack")
+
+
+def _unpack_on_host(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """One table look-up for two bytes, in several threads: an order of magnitude quicker than indexing by torch."""
+    out = torch.empty(*packed.shape[:-1], packed.shape[-1] * 2, dtype=dtype)
+    table = _quad_table(dtype)
+    words = packed.contiguous().view(-1).numpy().view(np.uint16)
+    items = out.view(-1).view(torch.uint8).numpy().view(table.dtype)
+    threads = torch.get_num_threads()
+    if threads == 1 or words.size < _PARALLEL_WORDS:
+        np.take(table, words, out=items, mode="clip")
+        return out
+    share = -(-words.size // threads)
+    jobs = [
+        _workers().submit(np.take, table, words[at : at + share], out=items[at : at + share], mode="clip")
+        for at in range(0, words.size, share)
+    ]
+    for job in jobs:
+        job.result()
+    return out
+
+
 def unpack_fp4(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[..., n] bytes -> [..., 2n] e2m1 values, unscaled."""
+    if not packed.is_cuda and packed.shape[-1] % 2 == 0 and dtype.itemsize in (2, 4):
+        return _unpack_on_host(packed, dtype)
     table = _pair_table(packed.device, dtype)
     pairs = table.index_select(0, packed.reshape(-1).to(torch.int32))
     return pairs.view(*packed.shape[:-1], packed.shape[-1] * 2)
