@@ -114,6 +114,7 @@ class RamBank(Bank):
             self._locked.append(block.data_ptr())
             self.pinned_bytes += block.numel()
             return True
+        _clear_cuda_error(block)
         note(
             f"the driver locks {units.format_bytes(self.pinned_bytes)} of {units.format_bytes(total)} of experts in "
             f"RAM and refused more (CUDA error {int(error)}): copies from the rest are slower"
@@ -139,6 +140,15 @@ class RamBank(Bank):
         self._locked, self._blocks = [], []
         self._maps = []  # unmapped once the last view of a block is gone
         self.nbytes = self.pinned_bytes = 0
+
+
+def _clear_cuda_error(block: torch.Tensor) -> None:
+    """A refused lock stays behind as the runtime's last error, and the next launch would be blamed for it."""
+    try:
+        block[:1, :1].to("cuda").add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError:
+        pass
 
 
 def _allocate(size: int) -> mmap.mmap:

@@ -148,18 +148,22 @@ def run_pairs(
     slots: torch.Tensor,
     hidden: torch.Tensor,
     top_k_weights: torch.Tensor,
+    *,
+    has_holes: bool = False,
 ) -> torch.Tensor:
     """Few tokens at once on a GPU: `slots` [tokens, k] says which record of `pool` each pair uses -> [tokens, H].
 
-    A slot of -1 is passed over: its pair adds nothing.
+    With `has_holes` a slot may be -1 and its pair adds nothing. The answer is float32.
     """
     tokens, top_k = slots.shape
     flat = slots.reshape(-1)
     out = packed.expert_pairs(module, layout, pool, flat, hidden)
     if out is None:
-        out = _run_batched(module, layout, pool, flat.clamp(min=0), hidden, top_k)
+        out = _run_batched(module, layout, pool, flat.clamp(min=0) if has_holes else flat, hidden, top_k)
     weighted = out.view(tokens, top_k, -1).float() * top_k_weights.unsqueeze(-1).float()
-    return weighted.masked_fill_((slots < 0).unsqueeze(-1), 0.0).sum(dim=1)
+    if has_holes:
+        weighted = weighted.masked_fill_((slots < 0).unsqueeze(-1), 0.0)
+    return weighted.sum(dim=1)
 
 
 def _run_batched(

@@ -120,6 +120,8 @@ class CheckpointFiles:
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous host tensor as writable bytes."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"memory with strides {tensor.stride()} has no bytes in a row")
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 

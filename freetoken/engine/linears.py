@@ -60,7 +60,11 @@ class PackedLinear(nn.Module):
         if self.matrix_scale is None:
             per_row = scale[start:end] if scale.numel() > 1 else scale
             return formats.dequantize_fp8(weight, per_row, dtype)
-        return formats.dequantize_fp4(weight, formats.scale_of_nvfp4(scale[start:end], self.matrix_scale), dtype)
+        scale, whole = scale[start:end], self.matrix_scale
+        unpacked = packed.unpack("nvfp4", weight.unsqueeze(0), scale.unsqueeze(0), whole.unsqueeze(0), dtype)
+        if unpacked is not None:
+            return unpacked[0]
+        return formats.dequantize_fp4(weight, formats.scale_of_nvfp4(scale, whole), dtype)
 
 
 class HostEmbedding(nn.Module):

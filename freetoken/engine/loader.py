@@ -7,6 +7,7 @@ is allocated for a checkpoint that cannot be loaded.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from freetoken.checkpoint.shape import ModelShape
 
 _READERS = 4
+_SHARED = re.compile(r"\.shared_(expert|experts|mlp)\.")
 #: Host RAM that is left to the system and to everything else when the bank's place is chosen.
 _RAM_RESERVE_BYTES = 2 << 30
 
@@ -322,6 +324,11 @@ def _make_bank(
             )
     if place == "disk":
         return DiskBank(reader)
+    if needed > available:
+        raise DoesNotFitError(
+            f"the experts need {units.format_bytes(needed)} of RAM, {units.format_bytes(available)} are available",
+            hint="`experts_from: disk` reads them from the checkpoint on a miss",
+        )
     return RamBank(reader, pin=device.type == "cuda", progress=progress, note=notes.append)
 
 
@@ -344,7 +351,7 @@ def _dense_memory(model: Any) -> dict[str, int]:
             key = "embedding"
         elif owner is head:
             key = "head"
-        elif "shared_expert" in name:
+        elif _SHARED.search(name):
             key = "shared_experts"
         else:
             key = "rope" if "rotary" in name else "dense_weights"

@@ -255,7 +255,7 @@ class OffloadExperts(ExpertRuntime):
             self._lookup[experts] = batch.slots
             slots = self._to_device(self._lookup[chosen])
             self._lookup[experts] = -1
-            out = run_pairs(module, layout, self._pool, slots, hidden, weights)
+            out = run_pairs(module, layout, self._pool, slots, hidden, weights, has_holes=len(batches) > 1)
             total = out if total is None else total + out
         assert total is not None
         return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from freetoken.engine import compute
 from freetoken.engine.compute import Routing, run_group, run_pairs
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.loader import LoadedModel, load_model
-from freetoken.engine.slots import runs
-from freetoken.engine.staging import group_size
+from freetoken.engine.slots import Fetcher, runs
+from freetoken.engine.staging import Staging, group_size
+from freetoken.engine.strategies import OffloadExperts
 from freetoken.errors import BadFileError
 from freetoken.residency import HitCounters, read_trace, replay
 from tests.fakes.tiny_models import FAMILIES, make_tiny_checkpoint
@@ -47,7 +49,9 @@ def test_pairs_without_a_slot_add_nothing(tmp_path: Path) -> None:
     assert records is not None
     hidden, weights = torch.randn(1, 64), torch.rand(1, 2)
     parts = [
-        run_pairs(runtime.modules[0], runtime.layouts[0], records, torch.tensor([slots]), hidden, weights)
+        run_pairs(
+            runtime.modules[0], runtime.layouts[0], records, torch.tensor([slots]), hidden, weights, has_holes=True
+        )
         for slots in ([4, -1], [-1, 6], [4, 6])
     ]
     assert torch.allclose(parts[0] + parts[1], parts[2], atol=1e-6)
@@ -72,6 +76,73 @@ def test_a_staging_buffer_holds_a_small_layer_whole_and_at_least_one_large_exper
     assert group_size(8, 1024) == 8
     assert group_size(256, 1_769_728) == 37
     assert group_size(8, 1 << 30) == 1
+
+
+class FakeStream:
+    """Stands in for a CUDA stream and event: everything happens at once, waits are counted."""
+
+    waits = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def wait_event(self, *_: object) -> None:
+        FakeStream.waits += 1
+
+    wait_stream = record = wait_event
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: FakeStream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_prefill_through_two_buffers_equals_prefill_on_the_records(place: str, group: int, tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, "qwen3_moe", strategy="cpu", experts_from=place)
+    runtime = loaded.experts
+    fetcher = Fetcher(runtime.bank, torch.device("cpu"), runtime.slot_bytes)
+    fetcher.stream = FakeStream()
+    fetcher._ring = torch.empty(8, runtime.slot_bytes, dtype=torch.uint8)
+    staging = Staging(fetcher, runtime.layouts, 8, runtime.slot_bytes)
+    staging.buffers = [torch.empty(group, runtime.slot_bytes, dtype=torch.uint8) for _ in range(2)]
+    staging.group = group
+    generator = torch.Generator().manual_seed(4)
+    for layer, used in [(0, 8), (1, 8), (2, 8), (0, 8), (1, 3), (2, 8), (3, 1)]:
+        hidden, weights = torch.randn(30, 64, generator=generator), torch.rand(30, 2, generator=generator)
+        index = torch.stack((torch.randint(0, used, (30,), generator=generator), torch.full((30,), 7)), dim=1)
+        index[:, 1] = (index[:, 0] + 1) % 8
+        routing = Routing.from_device(index, 8)
+        with runtime.prefill():
+            expected = runtime.forward(layer, hidden, index, weights)
+        assert torch.equal(staging.run(layer, runtime.modules[layer], routing, hidden, weights), expected)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize("slots", [2, 3, 7, 32])
+def test_the_device_path_of_decode_equals_the_host_path(slots: int, tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, "gpt_oss", strategy="offload", expert_slots=slots, experts_from="ram")
+    runtime = loaded.experts
+    assert isinstance(runtime, OffloadExperts)
+    runtime._fetcher.stream = FakeStream()
+    runtime._to_device = lambda values: torch.from_numpy(values.copy())
+    generator = torch.Generator().manual_seed(4)
+    for layer in (0, 1, 0, 2, 3, 1):
+        hidden, weights = torch.randn(4, 64, generator=generator), torch.rand(4, 2, generator=generator)
+        index = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(4)])
+        chosen = index.numpy()
+        batches = runtime._table.serve(layer, sorted(set(chosen.ravel().tolist())))
+        got = runtime._decode_on_device(layer, batches, chosen, hidden, weights)
+        with runtime.prefill():
+            assert torch.allclose(got, runtime.forward(layer, hidden, index, weights), atol=1e-5)
 
 
 def test_a_failed_read_leaves_no_slot_that_claims_to_be_filled(tmp_path: Path) -> None:
