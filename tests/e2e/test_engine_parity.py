@@ -232,3 +232,36 @@ def test_the_demo_model_equals_its_stock_run(open_model) -> None:
     loaded = open_model(folder, strategy="offload", expert_slots=64)
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert largest_difference(run_ours(loaded), run_stock(stock)) < TOLERANCE
+
+
+#: Families that no line of ours was written for: what their configs call things, beside the common sizes.
+OTHERS: dict[str, dict[str, int]] = {
+    "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32},
+    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 16},
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1},
+    "nemotron_h": {"n_routed_experts": 8, "num_experts_per_tok": 2},  # experts without a gate
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_of_the_registry_run_without_code_of_their_own(family: str, open_model, tmp_path: Path) -> None:
+    sizes = {
+        "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "intermediate_size": 64, "moe_intermediate_size": 32, "max_position_embeddings": 256,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    stock = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **OTHERS[family])).float().eval()
+    for parameter in stock.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
+    stock.save_pretrained(tmp_path / family)
+    loaded = open_model(tmp_path / family, strategy="offload", expert_slots=5)
+    with torch.inference_mode():
+        expected = stock(PROMPT).logits
+        with loaded.experts.prefill():
+            assert largest_difference(loaded.model(PROMPT).logits, expected) < TOLERANCE
+        with loaded.experts.decode():
+            assert largest_difference(loaded.model(PROMPT).logits, expected) < TOLERANCE
+    assert loaded.experts.counters().lookups > 0
