@@ -97,7 +97,7 @@ def test_plans_that_ran_are_admitted_and_fit_without_headroom(name):
 def test_the_engines_default_plan_on_8_gib_dies_at_its_first_full_chunk():
     budget = budget_of("default8", prompt_tokens=8192)
     assert budget.admission.is_admitted
-    assert budget.vram.left_bytes < -400 * MIB
+    assert budget.vram.left_bytes < -350 * MIB
     assert budget.vram.peak_phase == "prefill"
 
 
