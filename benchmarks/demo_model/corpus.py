@@ -18,6 +18,7 @@ import ast
 import hashlib
 import json
 import lzma
+import re
 import sysconfig
 import warnings
 from dataclasses import asdict, dataclass
@@ -54,7 +55,7 @@ def read_stdlibs(folders: list[Path]) -> list[Document]:
                 continue
             lines = make_line_set(text)
             # Against earlier folders only: two files of one library may well look alike.
-            if len(lines & seen_lines) > 0.5 * len(lines):
+            if len(lines & seen_lines) > 0.7 * len(lines):
                 continue
             seen_texts.add(text)
             fresh.append((Document(name, text, pick_side(name)), lines))
@@ -65,7 +66,7 @@ def read_stdlibs(folders: list[Path]) -> list[Document]:
 
 
 def read_source(path: Path, name: str) -> str | None:
-    """The file's text, or None where it is a table, no UTF-8, too large or not valid Python."""
+    """The file's text, or None where it is a table, mostly escaped bytes, no UTF-8, too large or not valid Python."""
     if SKIPPED_FOLDERS & set(path.parts) or name.startswith(SKIPPED_PREFIXES):
         return None
     try:
@@ -76,6 +77,8 @@ def read_source(path: Path, name: str) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ast.parse(text)
+        if 4 * len(re.findall(r"\\x[0-9a-fA-F]{2}", text)) > 0.1 * len(text):
+            return None
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return text
