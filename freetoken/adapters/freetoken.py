@@ -2,7 +2,8 @@
 
 It is called by that environment's interpreter, in the run folder and with `PYTHONPATH` and `PYTHONHOME` cleared, so
 that our package of the same name never shadows it. Every flag that the plan decides is emitted, none is left to its
-automatic rules: those fill VRAM without charging workspace, graphs or prefill.
+automatic rules: those fill VRAM without charging workspace, graphs or prefill. Versions differ in their flags
+(`freetoken_flags.py`); what one does not know is said in its older form, or was refused before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from typing import ClassVar
 
 from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
+from freetoken.adapters.freetoken_flags import OLDEST, has_flag
 from freetoken.adapters.freetoken_limits import LEAST_CAPABILITY, LEAST_CUDA, LEAST_DRIVER, FreetokenLimits
 from freetoken.adapters.freetoken_log import classify_log
 from freetoken.adapters.freetoken_memory import FreetokenMemory
@@ -19,6 +21,8 @@ from freetoken.errors import UsageError
 from freetoken.planner.memory import ResolvedSettings
 from freetoken.planner.plan import Plan
 
+#: Strategies that decode out of slots, so that their number is told.
+SLOT_STRATEGIES = ("offload", "hybrid")
 RESOLVED = re.compile(r"Resolved config: moe_strategy='([^']+)', attention_backend='([^']+)'")
 
 
@@ -27,7 +31,7 @@ class FreetokenAdapter(EngineAdapter):
 
     name: ClassVar[str] = "freetoken"
     title: ClassVar[str] = "FreeToken (NVIDIA, experts offloaded to host RAM)"
-    known_versions: ClassVar[str] = ">=0.2.1,<0.3"
+    known_versions: ClassVar[str] = f">={OLDEST},<0.3"
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "cache_flush", "text_only"})
     needs: ClassVar[EngineNeeds] = EngineNeeds(
         compute_capability=LEAST_CAPABILITY,
@@ -112,56 +116,49 @@ class FreetokenAdapter(EngineAdapter):
 
 
 def make_arguments(plan: Plan) -> tuple[str, ...]:
-    """The flags of `serve` that carry out `plan`, all explicit."""
-    settings = plan.settings
-    arguments = [
-        "--model-path",
-        plan.model_path or "",
-        "--host",
-        plan.host,
-        "--port",
-        str(plan.port),
-        "--served-model-name",
-        plan.served_model_name or plan.model_name,
-        "--max-output-tokens",
-        str(plan.max_output_tokens),
-        "--moe-strategy",
-        settings.strategy,
-        "--num-tokens",
-        str(settings.kv_tokens),
-        "--kv-reserve-tokens",
-        str(settings.kv_tokens),
-        "--max-prefill-length",
-        str(settings.prefill_chunk_tokens),
-        "--max-running-requests",
-        str(settings.max_running_requests),
-        "--memory-ratio",
-        f"{settings.memory_ratio or 0.9:g}",
-        "--attention-backend",
-        settings.attention or "auto",
-        "--embed-weights",
-        "host" if settings.embed_on_host else "gpu",
-        "--cache-type",
-        "naive" if settings.prefix_cache is False else "radix",
-        "--moe-collect-stats",
-    ]
-    if settings.gpu is not None:
-        arguments += ["--gpu", settings.gpu]
-    if settings.strategy in ("offload", "hybrid"):
-        arguments += ["--moe-cache-size", str(settings.expert_slots)]
-        if settings.prefill_overlap is False:
-            arguments.append("--disable-moe-prefill-overlap")
-    if settings.expert_load is not None:
-        arguments += ["--expert-load", settings.expert_load]
-    if settings.cpu_layers and settings.strategy in ("offload", "hybrid"):
-        arguments += ["--moe-cpu-layers", str(settings.cpu_layers)]
-    if settings.cpu_threads is not None:
-        arguments += ["--moe-cpu-threads", str(settings.cpu_threads)]
-    if settings.text_only:
-        arguments.append("--text-model-only")
-    return tuple(arguments)
+    """The flags of `serve` that carry out `plan`, all explicit and known to the plan's engine version."""
+    settings, version = plan.settings, plan.engine_version
+    pairs = {
+        "--model-path": plan.model_path or "",
+        "--host": plan.host,
+        "--port": str(plan.port),
+        "--served-model-name": plan.served_model_name or plan.model_name,
+        "--max-output-tokens": str(plan.max_output_tokens),
+        "--moe-strategy" if has_flag("--moe-strategy", version) else "--moe-backend": settings.strategy,
+        "--num-tokens": str(settings.kv_tokens),
+        "--kv-reserve-tokens": str(settings.kv_tokens),
+        "--max-prefill-length": str(settings.prefill_chunk_tokens),
+        "--max-running-requests": str(settings.max_running_requests),
+        "--memory-ratio": f"{settings.memory_ratio or 0.9:g}",
+        "--attention-backend": settings.attention or "auto",
+        "--embed-weights": "host" if settings.embed_on_host else "gpu",
+        "--cache-type": "naive" if settings.prefix_cache is False else "radix",
+        "--gpu": settings.gpu,
+        **_slot_pairs(settings),
+        "--expert-load": settings.expert_load,
+        "--moe-cpu-threads": None if settings.cpu_threads is None else str(settings.cpu_threads),
+    }
+    alone = {
+        "--moe-collect-stats": settings.strategy != "fused",
+        "--disable-moe-prefill-overlap": settings.strategy in SLOT_STRATEGIES and settings.prefill_overlap is False,
+        "--text-model-only": bool(settings.text_only),
+    }
+    known = [(flag, value) for flag, value in pairs.items() if value is not None and has_flag(flag, version)]
+    flags = [flag for flag, is_wanted in alone.items() if is_wanted and has_flag(flag, version)]
+    return (*(part for pair in known for part in pair), *flags)
+
+
+def _slot_pairs(settings: ResolvedSettings) -> dict[str, str | None]:
+    if settings.strategy not in SLOT_STRATEGIES:
+        return {}
+    layers = str(settings.cpu_layers) if settings.cpu_layers else None
+    return {"--moe-cache-size": str(settings.expert_slots), "--moe-cpu-layers": layers}
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    dtype = plan.settings.state_dtype
-    return {} if dtype == "model" else {"FREETOKEN_MAMBA_SSM_DTYPE": dtype}
+    found: dict[str, str] = {}
+    if plan.settings.state_dtype != "model":
+        found["FREETOKEN_MAMBA_SSM_DTYPE"] = plan.settings.state_dtype
+    if plan.settings.gpu is not None and not has_flag("--gpu", plan.engine_version):
+        found["CUDA_VISIBLE_DEVICES"] = plan.settings.gpu
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from freetoken.adapters.freetoken_flags import check_version
 from freetoken.adapters.freetoken_sizes import pin_limit, slot_bytes
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu
@@ -78,6 +79,7 @@ class FreetokenLimits:
             *_check_software(request),
             *_check_model(request.shape),
             *_check_settings(request),
+            *check_version(request),
             *_check_host(request),
         )
 
@@ -236,6 +238,13 @@ def _check_settings(request: PlanRequest) -> Iterator[Finding]:
             check="api_key",
             message=f"engine `freetoken` reads its key from FREETOKEN_API_KEY, the recipe names `{key}`",
             hint="`--set serve.api_key_env=FREETOKEN_API_KEY`",
+        )
+    ours = sorted({"PYTHONPATH", "PYTHONHOME"} & set(engine.env))
+    if ours:
+        yield Finding(
+            check="engine_env",
+            message=f"`engine.env` may not set {', '.join(f'`{one}`' for one in ours)}: that is a fact of one machine",
+            hint="`engines: {freetoken: {python: PATH, pythonpath: PATH}}` in <state>/local.yaml",
         )
     reserved = ("--host", "--port", "--model", "--model-path", "--api-key")
     for argument in engine.extra_args:

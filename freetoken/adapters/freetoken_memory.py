@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from freetoken.adapters import freetoken_arithmetic as arithmetic
+from freetoken.adapters.freetoken_flags import has_flag
 from freetoken.adapters.freetoken_lines import late_lines, make_ram_lines, weight_lines
 from freetoken.adapters.freetoken_sizes import (
     ALLOCATOR_BYTES,
@@ -314,7 +315,8 @@ def _embedding_choices(request: PlanRequest) -> tuple[bool, ...]:
     wanted = request.recipe.settings.embed_on_host
     if wanted != "auto":
         return (wanted,)
-    return (False,) if request.shape.tie_embeddings else (False, True)
+    can_move = not request.shape.tie_embeddings and has_flag("--embed-weights", request.engine_version)
+    return (False, True) if can_move else (False,)
 
 
 def _chunk_choices(request: PlanRequest, kv_tokens: int) -> tuple[int, ...]:
