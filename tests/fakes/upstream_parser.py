@@ -1,4 +1,4 @@
-"""Runs the upstream engine's own argument parser out of its wheel: `python -I -S upstream_parser.py WHEEL < argvs.json`.
+"""Runs the upstream engine's own argument parser out of its wheel: `python -I -S upstream_parser.py WHEEL < LISTS`.
 
 Nothing is installed: the wheel is read as a zip file, and every module that the parser does not need (torch and the
 rest) is played by an empty stand-in. Reads a JSON list of argument lists, prints a JSON list of what was parsed

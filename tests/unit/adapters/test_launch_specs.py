@@ -44,9 +44,9 @@ def test_every_flag_of_the_plan_is_explicit():
         "--served-model-name", "Qwen3.6-35B-A3B-NVFP4", "--max-output-tokens", "2048", "--moe-strategy", "offload",
         "--num-tokens", "8192", "--kv-reserve-tokens", "8192", "--max-prefill-length", "2048",
         "--max-running-requests", "1", "--memory-ratio", "0.92", "--attention-backend", "triton",
-        "--embed-weights", "host", "--cache-type", "radix", "--moe-collect-stats", "--gpu", "GPU-1",
-        "--moe-cache-size", "900", "--disable-moe-prefill-overlap", "--expert-load", "serial",
-        "--moe-cpu-threads", "7", "--text-model-only", "--decode-log-interval", "10",
+        "--embed-weights", "host", "--cache-type", "radix", "--gpu", "GPU-1", "--moe-cache-size", "900",
+        "--expert-load", "serial", "--moe-cpu-threads", "7", "--moe-collect-stats", "--disable-moe-prefill-overlap",
+        "--text-model-only", "--decode-log-interval", "10",
     )  # fmt: skip
 
 
