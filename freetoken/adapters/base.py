@@ -53,6 +53,8 @@ class LaunchSpec(AdapterModel):
     extra_ports: tuple[int, ...] = ()
     #: Where readiness is read: HTTP 200 with status `ok` (and maintenance `serving` where that is said).
     ready_path: str = "/health"
+    #: Pattern of a log line that tells of a request cut short to fit the KV pool; "" where the engine refuses instead.
+    shortened_log: str = ""
     #: Longest silence (no progress in /health, no CPU or I/O of the engine's processes) before it counts as hung.
     stall_timeout_s: float = Field(default=600.0, gt=0)
     ready_timeout_s: float = Field(default=3600.0, gt=0)
@@ -96,6 +98,11 @@ class EngineAdapter(ABC):
     needs: ClassVar[EngineNeeds] = EngineNeeds()
     #: True where the engine ships in this package and needs no environment of its own.
     is_embedded: ClassVar[bool] = False
+    #: The package that `ft engine install` puts into an environment of its own, and its versions, newest first.
+    distribution: ClassVar[str | None] = None
+    installable: ClassVar[tuple[str, ...]] = ()
+    #: Bytes on disk that such an environment takes, by extra (`""` = none); an estimate.
+    install_bytes: ClassVar[dict[str, int]] = {}
 
     @property
     @abstractmethod

@@ -56,6 +56,8 @@ def _render_deployment(view: DeploymentView, console: Console) -> None:
     if view.url is not None:
         click.echo(f"  {view.model} with {view.engine} at {view.url}")
         click.echo(f"  {_process_words(view)}")
+    if view.last_restart:
+        click.echo(f"  last restart {view.last_restart}")
     for text in (*view.problems, *(f"drift: {one}" for one in view.drift)):
         click.echo(f"  {text}")
     if view.rows:

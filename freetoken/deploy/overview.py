@@ -50,6 +50,8 @@ class DeploymentView(DeployModel):
     engine_pid: int | None = None
     keeper_pid: int | None = None
     restarts: int = 0
+    #: When and why the keeper last started the engine again.
+    last_restart: str | None = None
     started_at: str | None = None
     is_forced: bool = False
     rows: tuple[Row, ...] = ()
@@ -119,6 +121,7 @@ def _view_life(found: life.Life, tools: Tools) -> DeploymentView:
         engine_pid=found.engine.pid if found.engine else None,
         keeper_pid=found.keeper.pid if found.keeper else None,
         restarts=state.restarts if state else 0,
+        last_restart=(state.last_restart or None) if state else None,
         started_at=state.started_at if state else None,
         is_forced=launch.is_forced if launch else False,
         rows=rows,

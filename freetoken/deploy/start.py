@@ -95,6 +95,7 @@ def make_launch(
         grace_s=spec.grace_s,
         log=tools.log,
         policy=tools.keeper_policy,
+        shortened_log=spec.shortened_log,
         state_dir=str(paths.state_dir()),
         runtime_dir=str(paths.runtime_dir()),
         gpu=plan.settings.gpu,

@@ -16,8 +16,9 @@ from typing import Any, Literal, get_args
 
 EventKind = Literal[
     "intended", "abandoned", "keeper_started", "keeper_ended", "engine_started", "engine_adopted", "engine_ready",
-    "engine_unhealthy", "engine_exited", "engine_restarting", "engine_hung", "engine_stopped", "log_rotated",
-    "log_full", "stop_requested", "failed", "proven", "not_proven", "resized", "corrected", "replaced", "restored",
+    "engine_unhealthy", "engine_exited", "engine_restarting", "engine_hung", "engine_idle", "port_dead",
+    "request_too_large", "engine_stopped", "log_rotated", "log_full", "stop_requested", "failed", "proven",
+    "not_proven", "resized", "corrected", "replaced", "restored",
 ]  # fmt: skip
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -83,43 +83,101 @@ def _read_status(code: int, value: dict[str, Any]) -> HealthStatus:
     return "loading"
 
 
-def read_work(host: str, port: int, *, api_key: str | None = None, timeout_s: float = 2.0) -> tuple[int, int] | None:
-    """(requests being served, tokens counted so far) from `/v1/stats`; None where the engine does not say."""
+@dataclass(frozen=True)
+class Work:
+    """What an engine has to do, and how far it is, as `/v1/stats` tells it."""
+
+    active_count: int
+    #: Grows with every token and every finished request.
+    done_count: int
+    #: The engine says that tokens are flowing now: some count them only once a request has ended.
+    is_flowing: bool = False
+
+    @property
+    def progress(self) -> tuple[int, int, bool]:
+        """What must change for the engine to count as getting on."""
+        return (self.active_count, self.done_count, self.is_flowing)
+
+
+def read_work(host: str, port: int, *, api_key: str | None = None, timeout_s: float = 2.0) -> Work | None:
+    """Requests and tokens from `/v1/stats`; None where the engine does not say."""
     code, body, _ = get(host, port, "/v1/stats", api_key=api_key, timeout_s=timeout_s)
-    try:
-        requests = json.loads(body)["requests"] if code == 200 else None
-        if not isinstance(requests, dict):
-            return None
-        done = _count(requests.get("prompt_tokens_total")) + _count(requests.get("completion_tokens_total"))
-        return _count(requests.get("active")), done + _count(requests.get("completed"))
-    except (ValueError, KeyError, TypeError):
+    value = _parse(code, body)
+    requests, rates = value.get("requests"), value.get("throughput")
+    if not isinstance(requests, dict):
         return None
+    done = _count(requests.get("prompt_tokens_total")) + _count(requests.get("completion_tokens_total"))
+    flow = [rates.get("decode_tps"), rates.get("prefill_tps")] if isinstance(rates, dict) else []
+    return Work(
+        _count(requests.get("active")),
+        done + _count(requests.get("completed")),
+        any(isinstance(one, (int, float)) and one > 0 for one in flow),
+    )
+
+
+def read_requests(
+    host: str, port: int, since: int, *, api_key: str | None = None, timeout_s: float = 2.0
+) -> tuple[tuple[str, ...], int]:
+    """(errors of the requests after the cursor `since` that were refused as wrong, the next cursor)."""
+    path = f"/v1/requests?since={since}&limit=512"
+    value = _parse(*get(host, port, path, api_key=api_key, timeout_s=timeout_s)[:2])
+    entries = value.get("entries")
+    rows = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+    errors = tuple(str(one["error"]) for one in rows if one.get("error") and _count(one.get("status")) in (0, 400, 413))
+    cursor = value.get("next_cursor")
+    return errors, _count(cursor) if cursor is not None else since
+
+
+def can_generate(
+    host: str, port: int, model: str, *, api_key: str | None = None, timeout_s: float = 10.0
+) -> bool:  # fmt: skip
+    """Whether the engine serves a request of one token within `timeout_s`."""
+    body = json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "stream": False}).encode()
+    code, _, _ = get(host, port, "/v1/completions", api_key=api_key, timeout_s=timeout_s, body=body)
+    return code == 200
+
+
+def _parse(code: int | None, body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body) if code == 200 else None
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def get(
-    host: str, port: int, path: str, *, api_key: str | None = None, timeout_s: float = 2.0
+    host: str,
+    port: int,
+    path: str,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = 2.0,
+    body: bytes | None = None,
 ) -> tuple[int | None, bytes, str]:
-    """(HTTP code, body, "") of one GET, or (None, b"", reason).
+    """(HTTP code, body, "") of one GET, or (None, b"", reason). With `body`, a JSON document, it is a POST.
 
     HTTP/1.0 by hand: the body then ends with the connection, and `http.client` (which loads the whole of TLS and
     email) would double what the keeper takes.
     """
-    lines = [f"GET {path} HTTP/1.0", f"Host: {host}:{port}", "Connection: close"]
+    verb = "GET" if body is None else "POST"
+    lines = [f"{verb} {path} HTTP/1.0", f"Host: {host}:{port}", "Connection: close"]
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     if api_key:
         lines.append(f"Authorization: Bearer {api_key}")
     try:
         with socket.create_connection((connect_host(host), port), timeout=timeout_s) as connection:
-            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            connection.sendall("\r\n".join([*lines, "", ""]).encode() + (body or b""))
             data = _read_whole(connection, time.monotonic() + timeout_s)
     except TimeoutError:
         return None, b"", f"no answer within {timeout_s:g} s"
     except OSError as error:
         return None, b"", error.strerror or str(error)
-    head, _, body = data.partition(b"\r\n\r\n")
+    head, _, reply = data.partition(b"\r\n\r\n")
     part = head.split(b" ", 2)
     if len(part) < 2 or not part[0].startswith(b"HTTP/") or not part[1].isdigit():
         return None, b"", "the answer is not HTTP"
-    return int(part[1]), body, ""
+    return int(part[1]), reply, ""
 
 
 def _read_whole(connection: socket.socket, deadline: float) -> bytes:

@@ -16,12 +16,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from freetoken.supervisor import logs
-from freetoken.supervisor.files import EventKind, EventLog, describe_os_error, format_now, is_no_space
-from freetoken.supervisor.health import HealthLook, probe_health, read_work
+from freetoken.supervisor.files import EventKind, EventLog, describe_os_error, format_now
+from freetoken.supervisor.health import HealthLook, probe_health
 from freetoken.supervisor.launch import (
     EVENTS_FILE,
     KEEPER_LOCK_FILE,
@@ -36,7 +36,8 @@ from freetoken.supervisor.launch import (
     write_state,
 )
 from freetoken.supervisor.locks import FileLock
-from freetoken.supervisor.ports import find_listener, is_listening
+from freetoken.supervisor.log_watch import LogWatch
+from freetoken.supervisor.ports import PortHolder, find_listener, find_port_holder, is_listening
 from freetoken.supervisor.process import (
     RUN_MARKER,
     ProcessId,
@@ -48,37 +49,42 @@ from freetoken.supervisor.process import (
     is_alive,
     launch_process,
     open_pidfd,
-    read_activity,
     read_environment,
 )
 from freetoken.supervisor.wakeup import Stopped, Waker
-from freetoken.supervisor.watch import HangWatch, RestartBudget
+from freetoken.supervisor.watch import RestartBudget
+from freetoken.supervisor.watchdog import END_KINDS, Watchdog
 
 STOPPED, FAILED, ALREADY_KEPT = 0, 1, 3
 #: After `/health` says `error` an engine usually ends by itself; this long it may take.
 ERROR_LINGER_S = 15.0
 _STARTING_POLL_S, _FAST_POLL_S, _FAST_FOR_S = 1.0, 0.1, 10.0
-_SILENCE_POLL_S = 10.0
 
 
 class Keeper:
     """One run and its engine. `run()` returns the exit code."""
 
-    def __init__(self, run_dir: Path, launch: Launch, *, may_adopt: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        launch: Launch,
+        *,
+        may_adopt: bool = False,
+        read_gpu: Callable[[], float | None] | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self.launch = launch
         self.may_adopt = may_adopt
-        self.log = launch.log_path(run_dir)
+        self.log = LogWatch(launch.log_path(run_dir), launch.policy)
         self.events = EventLog(run_dir / EVENTS_FILE)
         self.fallback_dir = Path(launch.runtime_dir) / "states" if launch.runtime_dir else None
         self.state = KeeperState(launch.run_id, keeper=identify_self(), started_at=format_now())
         self.budget = RestartBudget(launch.policy.max_restarts, launch.policy.window_s, launch.policy.backoff_s)
-        self.watch = HangWatch(launch.stall_timeout_s)
+        self.watchdog = Watchdog(launch, run_dir, read_gpu=read_gpu)
         self.environment = make_base_environment()
         self._pidfd: int | None = None
         self._exit_code: int | None = None
         self._is_child = False
-        self._next_silence_s = 0.0
         self._waker = Waker()
 
     # -- the life of a run ------------------------------------------------------------------------------------
@@ -138,11 +144,25 @@ class Keeper:
             limit = f"{self.budget.max_restarts} restarts in {self.budget.window_s:g} s"
             return self._give_up("restart_cap", f"{cause}; not restarted again after {limit}")
         self._event("engine_restarting", f"restart {self.state.restarts + 1} in {pause_s:g} s: {cause}", reason=kind)
-        self._save(state="starting", restarts=self.state.restarts + 1, cause=cause, ready_at=None)
+        told = f"{format_now()}: {cause}"
+        self._save(state="starting", restarts=self.state.restarts + 1, cause=cause, ready_at=None, last_restart=told)
         self._waker.sleep(pause_s)
+        if holder := self._await_ports():
+            return self._give_up("foreign_port", f"{cause}; not started again: {holder.describe()}")
         # A live resize may have rewritten the launch since: the engine comes back as it last ran.
         self.launch = read_launch(self.run_dir) or self.launch
         return self._start()
+
+    def _await_ports(self) -> PortHolder | None:
+        """Waits until every port of the launch is free; who holds one when the time is over."""
+        deadline = time.monotonic() + self.launch.policy.port_wait_s
+        while True:
+            ports = (self.launch.port, *self.launch.extra_ports)
+            found = (find_port_holder(self.launch.host, port) for port in ports)
+            holder = next((one for one in found if one), None)
+            if holder is None or time.monotonic() >= deadline:
+                return holder
+            self._waker.sleep(0.2)
 
     def _finish(self, state: str, kind: EndKind, cause: str) -> int:
         is_stop = state == "stopped"
@@ -171,10 +191,9 @@ class Keeper:
         """Starts the engine; False (and the state says why) where that is impossible."""
         self._exit_code = None
         try:
-            logs.append_line(self.log, f"{format_now()} run {self.launch.run_id}: {' '.join(self.launch.argv)}")
-            output = logs.open_log(self.log)
+            output = self.log.open(self.launch.run_id, self.launch.argv)
         except OSError as error:
-            return self._give_up("log_full", f"engine not started: {describe_os_error(error, self.log)}")
+            return self._give_up("log_full", f"engine not started: {describe_os_error(error, self.log.path)}")
         env = {**self.launch.make_environment(self.environment), RUN_MARKER: self.launch.run_id}
         try:
             child, engine = launch_process(
@@ -203,14 +222,17 @@ class Keeper:
         restarts = before.restarts if before else 0
         ready_at = before.ready_at if before else None
         state = before.state if before and not before.is_final else "starting"
-        self._save(state=state, engine=engine, is_adopted=True, restarts=restarts, ready_at=ready_at)
+        told = before.last_restart if before else ""
+        self._save(
+            state=state, engine=engine, is_adopted=True, restarts=restarts, ready_at=ready_at, last_restart=told
+        )  # fmt: skip
         self._event("engine_adopted", f"engine {engine.pid} adopted", is_durable=True, engine=engine.to_dict())
         return True
 
     def _take(self, engine: ProcessId, *, is_child: bool) -> None:
         self._is_child = is_child
         self._pidfd = open_pidfd(engine)
-        self.watch.reset()
+        self.watchdog.reset(is_restart=is_child and self.state.restarts > 0)
         self.state = replace(self.state, engine=engine)
 
     # -- watching ---------------------------------------------------------------------------------------------
@@ -240,8 +262,8 @@ class Keeper:
                     "not_ready",
                     f"not ready after {self.launch.ready_timeout_s:g} s (phase `{look.phase or 'none'}`)",
                 )
-            if silence := self._silence(now_s, look):
-                return "hang", silence
+            if verdict := self._look_deeper(now_s, look):
+                return verdict
 
     def _pause_s(self, started_s: float) -> float:
         if self.state.state == "ready":
@@ -263,33 +285,24 @@ class Keeper:
             self._save(health=look.to_dict(), cause=look.message)
             self._event("engine_unhealthy", look.message or "/health says `error`", is_durable=True)
 
-    def _silence(self, now_s: float, look: HealthLook) -> str | None:
-        """The words for a hang, or None. An engine that answers and has nothing to do may be as silent as it likes."""
-        if now_s < self._next_silence_s:
-            return None
-        self._next_silence_s = now_s + min(_SILENCE_POLL_S, self.launch.stall_timeout_s / 4)
-        work: tuple[int, int] | None = None
-        if look.status == "ready":
-            key = self.environment.get(self.launch.api_key_env) if self.launch.api_key_env else None
-            work = read_work(self.launch.host, self.launch.port, api_key=key)
-            if work is None or work[0] == 0:
-                self.watch.reset()
-                return None
-        # The look at all of /proc is the costly part of the watch: it is taken seldom, and without the markers.
-        members = find_members(self.launch.run_id, self.state.engine, reaper=os.getpid(), is_thorough=False)
-        silence_s = self.watch.observe(now_s, (look.progress, work), read_activity(members))
-        if not self.watch.is_hung(silence_s):
-            return None
-        what = f"{work[0]} requests waiting" if work else f"/health {look.status}"
-        cause = f"no progress, no CPU and no I/O for {silence_s:.0f} s ({what})"
-        self._event("engine_hung", cause, is_durable=True)
-        return cause
+    def _look_deeper(self, now_s: float, look: HealthLook) -> tuple[EndKind, str] | None:
+        """Asks the watchdog; (kind, cause) where its policy is that the engine must be ended."""
+        key = self.environment.get(self.launch.api_key_env) if self.launch.api_key_env else None
+        is_up = self.state.state == "ready"
+        alarms = self.watchdog.look(
+            now_s, look, self.state.engine, is_up=is_up, is_proven=self.is_proven, api_key=key
+        )  # fmt: skip
+        for alarm in alarms:
+            self._event(alarm.kind, alarm.words, is_durable=True, reaction=alarm.reaction)
+        self._save_problems()
+        ends = (alarm for alarm in alarms if alarm.reaction == "restart")
+        return next(((END_KINDS[alarm.kind], alarm.words) for alarm in ends), None)
 
     def _judge_exit(self, look: HealthLook) -> tuple[EndKind, str]:
         """What an exit that nobody asked the keeper for means."""
         code = self._exit_code
         self._event("engine_exited", f"engine ended with {describe_exit(code)}", is_durable=True, exit_code=code)
-        if problem := self._log_problem():
+        if problem := self.log.find_end_problem():
             return "log_full", f"engine ended with {describe_exit(code)}; {problem}"
         said = self.state.health.get("message") if self.state.health.get("status") == "error" else ""
         if said:
@@ -303,32 +316,18 @@ class Keeper:
     # -- the log ----------------------------------------------------------------------------------------------
 
     def _keep_log(self) -> None:
-        policy = self.launch.policy
-        try:
-            if logs.rotate(self.log, logs.limit_bytes(policy.log_bytes), policy.log_files):
-                self._event("log_rotated", f"{self.log.name} was over {policy.log_bytes} bytes")
-            free = logs.free_bytes(self.log)
-            problem = (
-                f"only {free} bytes free for {self.log}" if free is not None and free < logs.MIN_FREE_BYTES else ""
-            )
-        except OSError as error:
-            problem = describe_os_error(error, self.log)
-        self._note_problem(problem)
+        before = self.log.problem
+        if self.log.keep():
+            self._event("log_rotated", f"{self.log.path.name} was over {self.launch.policy.log_bytes} bytes")
+        if self.log.problem and self.log.problem != before:
+            self._event("log_full", self.log.problem)
+        self._save_problems()
 
-    def _log_problem(self) -> str:
-        """Why the engine's log takes no more bytes; "" when it does."""
-        try:
-            logs.append_line(self.log, f"{format_now()} engine ended")
-            return ""
-        except OSError as error:
-            return describe_os_error(error, self.log) if is_no_space(error) else ""
-
-    def _note_problem(self, problem: str) -> None:
-        found = tuple(one for one in (problem, self.events.problem or "") if one)
+    def _save_problems(self) -> None:
+        told = (self.log.problem, self.events.problem or "", *self.watchdog.problems.values())
+        found = tuple(one for one in told if one)
         if found != self.state.problems:
             self._save(problems=found)
-            if problem:
-                self._event("log_full", problem)
 
     # -- processes --------------------------------------------------------------------------------------------
 

@@ -24,7 +24,19 @@ KEEPER_LOCK_FILE, KEEPER_LOG_FILE = "keeper.lock", "keeper.log"
 REPORT_FILE, PLAN_FILE, RECIPE_FILE = "report.json", "plan.json", "recipe.yaml"
 EngineState = Literal["starting", "ready", "stopping", "stopped", "failed"]
 #: Why an engine ended, where that was not asked for.
-EndKind = Literal["", "crash", "hang", "not_ready", "log_full", "spawn", "restart_cap", "abandoned", "foreign_port"]
+EndKind = Literal[
+    "",
+    "crash",
+    "hang",
+    "idle",
+    "dead_port",
+    "not_ready",
+    "log_full",
+    "spawn",
+    "restart_cap",
+    "abandoned",
+    "foreign_port",
+]
 T = TypeVar("T")
 
 
@@ -51,6 +63,8 @@ class Launch:
     #: Relative to the run folder; a device for tests of a full disk.
     log: str = LOG_FILE
     policy: KeeperPolicy = field(default_factory=KeeperPolicy)
+    #: Pattern of a log line that says a request was cut short to fit the KV pool; "" where the engine refuses instead.
+    shortened_log: str = ""
     model: str = ""
     state_dir: str = ""
     runtime_dir: str = ""
@@ -119,6 +133,8 @@ class KeeperState:
     #: The engine was found alive by a new keeper, which is not its parent.
     is_adopted: bool = False
     health: dict[str, Any] = field(default_factory=dict)
+    #: Why the engine was last ended and started again, with the time; "" where it never was.
+    last_restart: str = ""
     #: What is wrong without being the end: no space for the log, say.
     problems: tuple[str, ...] = ()
     started_at: str = ""

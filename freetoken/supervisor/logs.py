@@ -139,8 +139,10 @@ def split_lines(text: str) -> list[str]:
 class Follower:
     """Reads what is appended to a log, also across rotations (a file that shrank is read from its start)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
         self.path = path
+        #: The most that one call reads; what is older is passed over.
+        self.max_bytes = max_bytes
         self._offset = size_bytes(path)
         self._rest = b""
 
@@ -151,6 +153,8 @@ class Follower:
             self._offset = 0
         if size == self._offset:
             return []
+        if self.max_bytes is not None and size - self._offset > self.max_bytes:
+            self._offset, self._rest = size - self.max_bytes, b""
         with open(self.path, "rb") as file:
             file.seek(self._offset)
             data = file.read(size - self._offset)

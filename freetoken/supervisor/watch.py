@@ -1,4 +1,6 @@
-"""When does silence count as a hang, and when may a crashed engine be started again: arithmetic on given times.
+"""When silence is a hang, an idle device a fault and a port dead, and when an engine may be started again.
+
+Arithmetic on given times.
 
 No clock, no process, no file: the keeper passes in what it saw and when.
 """
@@ -15,6 +17,8 @@ from freetoken.supervisor.process import Activity
 IDLE_CPU_RATIO = 0.03
 #: Bytes a second below which its I/O is only the watch itself.
 IDLE_IO_BYTES_PER_S = 64 << 10
+#: Share of the time below which a GPU is idle; the driver rounds to whole percents.
+IDLE_GPU_RATIO = 0.02
 
 
 @dataclass
@@ -52,6 +56,60 @@ class HangWatch:
         io_rate = (activity.io_bytes - before.io_bytes) / elapsed_s
         is_faulting = activity.major_faults - before.major_faults > elapsed_s
         return cpu_ratio > IDLE_CPU_RATIO or io_rate > IDLE_IO_BYTES_PER_S or is_faulting
+
+
+@dataclass
+class IdleWatch:
+    """Measures how long a request has waited while no token came and the device that ought to work did nothing.
+
+    Unlike `HangWatch` it does not ask whether the CPU moves: an engine that spins on a request it can never serve
+    (too large for the KV pool, say) burns a core and leaves the GPU idle.
+    """
+
+    _since: float | None = None
+    _progress: Hashable = None
+
+    def reset(self) -> None:
+        """Nothing waits, or something came."""
+        self._since = self._progress = None
+
+    def observe(self, now_s: float, progress: Hashable, *, is_idle: bool) -> float:
+        """Seconds for which the device has been idle without progress so far."""
+        if not is_idle or self._since is None or progress != self._progress:
+            self._since = now_s if is_idle else None
+        self._progress = progress
+        return 0.0 if self._since is None else now_s - self._since
+
+
+@dataclass
+class DeadPortWatch:
+    """Measures how long a port that has answered before has answered nothing, though its process lives."""
+
+    _since: float | None = None
+
+    def reset(self) -> None:
+        """It answered, or was just started."""
+        self._since = None
+
+    def observe(self, now_s: float, *, is_answered: bool) -> float:
+        """Seconds without an answer so far."""
+        if is_answered:
+            self._since = None
+            return 0.0
+        self._since = now_s if self._since is None else self._since
+        return now_s - self._since
+
+
+@dataclass
+class CpuMeter:
+    """The share of one core that a set of processes used between two looks."""
+
+    _last: tuple[float, float] | None = None
+
+    def observe(self, now_s: float, cpu_s: float) -> float | None:
+        """Cores' worth of CPU time since the last look; None at the first one."""
+        before, self._last = self._last, (now_s, cpu_s)
+        return None if before is None else max(0.0, cpu_s - before[1]) / max(1e-3, now_s - before[0])
 
 
 @dataclass

@@ -59,6 +59,7 @@ class FakeAdapter(EngineAdapter):
             argv=(sys.executable, str(ENGINE), *flags, *extra_args),
             env=engine_env or {},
             secret_env=(api_key_env,) if api_key_env else (),
+            shortened_log=r"Adjust max_tokens to \d+",
             host=plan.host,
             port=plan.port,
             stall_timeout_s=2.0,

@@ -45,6 +45,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--crash-after-s", type=float)
     parser.add_argument("--once", help="a file: the misbehaviour happens only while it does not exist")
     parser.add_argument("--stuck-requests", action="store_true", help="requests are accepted and never answered")
+    parser.add_argument("--burn-cpu", action="store_true", help="a request that is stuck burns a core")
+    parser.add_argument("--deaf-after-s", type=float, help="stops listening after this long, and lives on")
+    parser.add_argument("--shortens", action="store_true", help="a request that is too large is cut short silently")
     parser.add_argument("--ignore-sigint", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--children", type=int, default=0, help="child processes; every second one leaves the session")
@@ -148,7 +151,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/v1/models":
             return self.reply(200, {"object": "list", "data": [{"id": self.engine.options.served_model_name}]})
         if path == "/v1/requests":
-            return self.reply(200, {"entries": self.engine.requests, "next_cursor": len(self.engine.requests)})
+            since = int(self.path.partition("since=")[2].partition("&")[0] or 0)
+            entries = self.engine.requests
+            return self.reply(200, {"entries": entries[since:], "next_cursor": len(entries)})
         return self.reply(404, {"error": "not found"})
 
     def do_POST(self) -> None:
@@ -173,8 +178,12 @@ class Handler(BaseHTTPRequestHandler):
         engine, options = self.engine, self.engine.options
         prompt_tokens = max(1, len(body["prompt"]) // CHARACTERS_PER_TOKEN)
         count = int(body.get("max_tokens", 16))
+        if prompt_tokens + count > engine.kv_tokens and options.shortens and prompt_tokens < engine.kv_tokens:
+            count = engine.kv_tokens - prompt_tokens
+            print(f"WARNING  Adjust max_tokens to {count} for request 7.", flush=True)
         if prompt_tokens + count > engine.kv_tokens:
             message = f"prompt is too long: {prompt_tokens} tokens > {engine.kv_tokens - count} maximum"
+            engine.requests.append({"path": self.path, "status": 400, "error": message})
             return self.reply(400, {"error": {"code": "context_length_exceeded", "message": message}})
         if options.longest_prompt is not None and prompt_tokens > options.longest_prompt:
             die(engine, "OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB", linger_s=0.05)
@@ -182,7 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         engine.active += 1
         try:
             while options.stuck_requests and engine.misbehaves:
-                time.sleep(3600)
+                if not options.burn_cpu:
+                    time.sleep(3600)
             self.stream(body, prompt_tokens, count)
         finally:
             engine.active -= 1
@@ -249,6 +259,12 @@ def start_children(count: int) -> None:
         subprocess.Popen(command, start_new_session=index % 2 == 1)
 
 
+def go_deaf(server: ThreadingHTTPServer) -> None:
+    """Closes the port and leaves the process running, as an engine does whose HTTP part has died."""
+    server.socket.close()
+    server._BaseServer__shutdown_request = True  # type: ignore[attr-defined]
+
+
 def misbehave(engine: Engine) -> None:
     options = engine.options
     if options.load_error and engine.misbehaves:
@@ -291,10 +307,14 @@ def main() -> int:
     ThreadingHTTPServer.daemon_threads = True
     server = ThreadingHTTPServer((options.host, options.port), handler)
     misbehave(engine)
+    if options.deaf_after_s is not None and engine.misbehaves:
+        threading.Timer(options.deaf_after_s, lambda: go_deaf(server)).start()
     try:
         server.serve_forever(poll_interval=0.05)
     except KeyboardInterrupt:
         print("stopped by SIGINT", flush=True)
+        return 0
+    signal.pause()
     return 0
 
 

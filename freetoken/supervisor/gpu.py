@@ -1,0 +1,56 @@
+"""How busy a GPU is now, asked of the driver's own library (NVML) through ctypes.
+
+Neither torch nor `pynvml`: the keeper must stay small, and loads even this only while it has a suspicion. The figure is
+the whole card's, since the driver tells no process's share under WSL: another program's work hides an idle engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class GpuGauge:
+    """Reads one GPU, named by uuid or by index in the driver's order."""
+
+    def __init__(self, gpu: str) -> None:
+        self.gpu = gpu
+
+    def __call__(self) -> float | None:
+        """Share of the last second or less in which a kernel ran, 0 to 1; None where the driver does not say.
+
+        Opens and closes the library each time: between two looks the keeper holds nothing of the driver.
+        """
+        nvml = _load()
+        if nvml is None or nvml.nvmlInit_v2() != 0:
+            return None
+        try:
+            return self._read(nvml)
+        finally:
+            nvml.nvmlShutdown()
+
+    def _read(self, nvml: Any) -> float | None:
+        handle = ctypes.c_void_p()
+        if self.gpu.isdigit():
+            code = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(self.gpu)), ctypes.byref(handle))
+        else:
+            code = nvml.nvmlDeviceGetHandleByUUID(self.gpu.encode(), ctypes.byref(handle))
+        found = _Utilization()
+        if code != 0 or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) != 0:
+            return None
+        return float(found.gpu) / 100
+
+
+def _load() -> Any:
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
