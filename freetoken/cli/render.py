@@ -18,6 +18,8 @@ from freetoken.units import GIB, format_bytes, format_count, format_seconds, for
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from freetoken.planner.suggest import Suggestions
+
 KINDS = {"vram": "VRAM", "ram": "RAM", "disk": "disk"}
 _LIMITS = {
     "vram": "reads from VRAM", "pcie": "the PCIe link", "dram": "reads from RAM", "disk": "the disk",
@@ -188,6 +190,29 @@ def _describe_ttft(p: Prediction) -> str:
     if p.ttft_low_s is None or p.ttft_high_s is None:
         return "longest prompt of the workload"
     return f"{format_seconds(p.ttft_low_s)} to {format_seconds(p.ttft_high_s)}; longest prompt of the workload"
+
+
+def render_suggestions(found: Suggestions, console: Console) -> None:
+    """What runs well, fastest first, with the command that shows each plan; then what does not, and why."""
+    headings = ("model", "stored as", "engine", "tok/s", "TTFT s", "VRAM GiB", "RAM GiB", "disk GB", "limited by")
+    rows = []
+    for one in found.suggestions:
+        vram = format_gib(one.vram_bytes) if one.vram_bytes is not None else "-"
+        figures = (format_significant(one.decode_tps), format_significant(one.ttft_s), vram, format_gib(one.ram_bytes))
+        stored, disk = one.quantization.split(";")[0].split(",")[0], f"{one.disk_bytes / 1e9:.1f}"
+        rows.append((one.checkpoint, stored, one.engine, *figures, disk, _LIMITS[one.limited_by]))
+    click.echo(f"on {found.hardware_name}, workload `{found.workload}`; predicted, fastest first")
+    if rows:
+        print_table(console, headings, rows, align=("left", "left", "left", *("right",) * 5))
+        click.echo()
+        for one in found.suggestions:
+            click.echo(one.command)
+    else:
+        click.echo("nothing among the model cards runs well here")
+    if found.unsuitable:
+        click.echo("\nnot, or not well:")
+        for other in found.unsuitable:
+            click.echo(f"  {other.checkpoint} with {other.engine}: {other.reason}")
 
 
 def say_notes(notes: tuple[str, ...]) -> None:

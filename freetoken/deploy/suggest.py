@@ -1,0 +1,67 @@
+"""The model cards against one machine: what `ft plan --suggest` asks the planner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
+
+if TYPE_CHECKING:
+    from freetoken.hardware.model import Hardware
+    from freetoken.planner.suggest import Candidate, Suggestions
+
+#: Ends of card names that say how the same model is stored.
+QUANTIZATION = re.compile(r"-(nvfp4|mxfp4|fp8|bf16|int4|awq|gptq|i?q\d\w*)$")
+
+
+def suggest_models(
+    hardware: Hardware | None = None,
+    *,
+    workload: str = "agent-8k",
+    engine: str | None = None,
+    sets: tuple[str, ...] = (),
+    options: str = "",
+    tools: Tools = DEFAULT_TOOLS,
+) -> Suggestions:
+    """Every card planned for `hardware` (None: this machine) on every engine, or on `engine` alone. Changes nothing."""
+    from freetoken.planner.suggest import suggest
+
+    machine = hardware or tools.probe(None)
+    candidates = list_candidates(machine, workload, engine, sets, tools, is_here=hardware is None)
+    return suggest(candidates, machine.name, workload, options)
+
+
+def list_candidates(
+    machine: Hardware, workload: str, engine: str | None, sets: tuple[str, ...], tools: Tools, *, is_here: bool
+) -> Iterator[Candidate]:
+    """One candidate a card: its shape, and what it would take on each engine.
+
+    On this very machine a checkpoint that was fetched already is found, and costs no download.
+    """
+    from pathlib import Path
+
+    from freetoken.adapters import ADAPTERS
+    from freetoken.checkpoint.cards import list_cards, read_card
+    from freetoken.planner.plan import PlanRequest
+    from freetoken.planner.suggest import Candidate
+    from freetoken.recipe.load import make_model_recipe
+    from freetoken.recipe.model import ModelRef
+
+    recipes = {
+        name: make_model_recipe("owner/model", sets=(f"engine.name={name}", f"workload={workload}", *sets)).recipe
+        for name in (ADAPTERS if engine is None else (engine,))
+    }
+    adapters = {name: tools.find_adapter(name) for name in recipes}
+    for info in list_cards():
+        ref = ModelRef(repo=info.repo)
+        located = tools.locate(ref, Path.cwd()) if is_here else None
+        shape = located.shape if located is not None and located.shape is not None else read_card(Path(info.path))
+        left = located.download_bytes if located is not None else shape.disk_bytes
+        requests = []
+        for name, recipe in recipes.items():
+            mine = recipe.model_copy(update={"model": ref, "name": info.name})
+            request = PlanRequest(recipe=mine, hardware=machine, shape=shape, download_bytes=left)
+            requests.append((adapters[name], request))
+        yield Candidate(QUANTIZATION.sub("", info.name), info.name, info.repo, shape, tuple(requests))
