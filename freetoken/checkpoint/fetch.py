@@ -30,6 +30,7 @@ from freetoken.checkpoint.hub import (
 from freetoken.checkpoint.locate import (
     SOURCE_NAME,
     LocatedModel,
+    find_weights,
     list_candidates,
     locate_model,
     read_complete,
@@ -108,7 +109,7 @@ def find_root(repo: RemoteRepo) -> Path:
 def make_fetch_plan(ref: ModelRef, *, include: Sequence[str] = ()) -> FetchPlan:
     """What fetching `ref` would take; asks the hub for its list of files and moves nothing else."""
     repo = open_repo(ref)
-    weights = list_weights(repo, include)
+    weights = list_weights(repo, include or ref.include)
     chosen = set(pick_files([file.name for file in repo.files], weights))
     return FetchPlan(repo, [file for file in repo.files if file.name in chosen], find_root(repo))
 
@@ -120,20 +121,21 @@ def fetch_model(
     include: Sequence[str] = (),
     base_dir: Path | None = None,
 ) -> Path:
-    """The folder of the model, fetched as far as it is not here yet.
+    """The folder of the model (with `model.file` its first file), fetched as far as it is not here yet.
 
     Only safetensors or GGUF, configuration and tokenizer files are taken. Interrupted in any way, the next call goes
     on where this one stopped. Raises UsageError for what does not exist, DoesNotFitError for a disk too small,
     HubError for a hub out of reach, BadFileError for a wrong hash.
     """
+    include = include or ref.include
     if ref.path is not None:
-        return resolve_path(ref.path, base_dir)
+        return find_weights(resolve_path(ref.path, base_dir), ref)
     try:
         plan = make_fetch_plan(ref, include=include)
     except OfflineError:
         for folder in list_candidates(ref):
-            if read_complete(folder)[0] is not None:
-                return folder
+            if read_complete(folder, include)[0] is not None:
+                return find_weights(folder, ref)
         raise
     plan.check_disk()
     plan.root.mkdir(parents=True, exist_ok=True)
@@ -143,8 +145,8 @@ def fetch_model(
             _drop_changed(plan)
             fetch_files(plan.repo, plan.transfers, meter)
             _write_source(plan)
-            return plan.root
-        return _fetch_hf(plan, ref, meter)
+            return find_weights(plan.root, ref)
+        return find_weights(_fetch_hf(plan, ref, meter), ref)
 
 
 def _fetch_hf(plan: FetchPlan, ref: ModelRef, meter: Meter) -> Path:

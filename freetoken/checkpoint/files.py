@@ -49,7 +49,7 @@ def pick_weights(repo: str, names: Sequence[str], include: Sequence[str] = (), s
     if safetensors and not any("gguf" in pattern.lower() for pattern in include):
         return pick_shards(safetensors)
     if ggufs:
-        return _pick_gguf(repo, ggufs, include)
+        return pick_gguf(repo, ggufs, include)
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
         raise BadFileError(
             f"{repo}: its weights are pickles (`{pickles[0]}`), which can run code; "
@@ -58,7 +58,8 @@ def pick_weights(repo: str, names: Sequence[str], include: Sequence[str] = (), s
     raise BadFileError(f"{repo}: has no safetensors and no GGUF")
 
 
-def _pick_gguf(repo: str, names: Sequence[str], include: Sequence[str]) -> list[str]:
+def pick_gguf(repo: str, names: Sequence[str], include: Sequence[str]) -> list[str]:
+    """The files of the one GGUF model that `include` matches, in order. Raises UsageError where it is not one."""
     chosen = [name for name in names if not include or any(fnmatch(name.lower(), one.lower()) for one in include)]
     models: dict[str, list[str]] = {}
     for name in chosen:
@@ -69,7 +70,10 @@ def _pick_gguf(repo: str, names: Sequence[str], include: Sequence[str]) -> list[
     available = sorted({_GGUF_PART.sub(r"\g<stem>", name).rpartition("/")[2].removesuffix(".gguf") for name in names})
     shown = ", ".join(available[:8]) + (" ..." if len(available) > 8 else "")
     what = f"`{' '.join(include)}` matches {len(models)} of them" if include else f"{len(models)} GGUF models"
-    raise UsageError(f"{repo}: {what}: {shown}", hint="choose one: `--include '*Q4_K_M*'`")
+    raise UsageError(
+        f"{repo}: {what}: {shown}",
+        hint="choose one: `--set model.file=Q4_K_M`, or for `ft model` `--include '*Q4_K_M*'`",
+    )
 
 
 def pick_files(names: Sequence[str], weights: Iterable[str]) -> list[str]:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from freetoken import paths
 from freetoken.checkpoint.cards import find_card_info, read_card
-from freetoken.checkpoint.header import read_shape
 from freetoken.checkpoint.shape import ModelShape
-from freetoken.errors import BadFileError, FtError
+from freetoken.errors import BadFileError, FtError, UsageError
 from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
@@ -47,16 +46,23 @@ def locate_model(
     `shape` is None then, and `note` says why. `prefer_hub` reads the hub's headers even where there is a card.
     """
     if ref.path is not None:
+        from freetoken.checkpoint.header import read_shape
+
         path = resolve_path(ref.path, base_dir)
+        path = find_weights(path, ref) if path.is_dir() else path
         return LocatedModel(path, read_shape(path), 0, f"local folder {path}")
     repo = str(ref.repo)
+    include = include or ref.include
     partial = ""
     for folder in list_candidates(ref):
-        shape, missing = read_complete(folder)
+        shape, missing = read_complete(folder, include)
         if shape is not None:
-            return LocatedModel(folder, shape.model_copy(update={"name": repo}), 0, f"on this machine: {folder}")
+            path = find_weights(folder, ref)
+            return LocatedModel(path, shape.model_copy(update={"name": repo}), 0, f"on this machine: {path}")
         partial = f"a download in {folder} is not complete ({missing}); "
     info = None if prefer_hub else find_card_info(repo)
+    if info is not None and ref.file is not None and not info.name.endswith(ref.file.lower().strip("*")):
+        info = None  # the card is of another file of this repository
     if info is not None:
         shape = read_card(Path(info.path))
         left = max(0, shape.disk_bytes - count_held(ref))
@@ -75,6 +81,22 @@ def resolve_path(text: str, base_dir: Path | None = None) -> Path:
     if not path.exists():
         raise BadFileError(f"model path `{text}`: {path} does not exist")
     return path
+
+
+def find_weights(folder: Path, ref: ModelRef) -> Path:
+    """What an engine is given of a model's folder: the folder, or the first file of the GGUF that `model.file` means.
+
+    Raises UsageError where that is not one model.
+    """
+    return folder if ref.file is None else pick_local_gguf(folder, ref.include)
+
+
+def pick_local_gguf(folder: Path, include: Sequence[str]) -> Path:
+    """The first file of the one GGUF model below `folder` that `include` matches. Raises UsageError."""
+    from freetoken.checkpoint.files import pick_gguf
+
+    names = [one.relative_to(folder).as_posix() for one in sorted(folder.rglob("*.gguf"))]
+    return folder / pick_gguf(str(folder), names, include)[0]
 
 
 def list_candidates(ref: ModelRef) -> Iterator[Path]:
@@ -125,8 +147,8 @@ def count_held(ref: ModelRef) -> int:
     return sum(one.stat().st_size for one in folder.iterdir() if one.is_file() and not one.is_symlink())
 
 
-def read_complete(folder: Path) -> tuple[ModelShape | None, str]:
-    """The shape of a complete checkpoint; or None, and in a few words what it lacks.
+def read_complete(folder: Path, include: Sequence[str] = ()) -> tuple[ModelShape | None, str]:
+    """The shape of a complete checkpoint; or None, and in a few words what it lacks. `include` says which GGUF.
 
     Raises BadFileError for one that has everything and still cannot be used.
     """
@@ -138,10 +160,18 @@ def read_complete(folder: Path) -> tuple[ModelShape | None, str]:
     expected = read_source(folder).get("files", {})
     if absent := sorted(name for name in expected if not (folder / name).is_file()):
         return None, f"{absent[0]} is not there yet"
-    if not any(name.endswith((".safetensors", ".gguf")) for name in names):
+    from freetoken.checkpoint.header import read_shape
+
+    path = folder
+    if any("gguf" in one.lower() for one in include):
+        try:
+            path = pick_local_gguf(folder, include)
+        except UsageError as error:
+            return None, error.message
+    elif not any(name.endswith((".safetensors", ".gguf")) for name in names):
         return None, "it has no weights"
     try:
-        return read_shape(folder), ""
+        return read_shape(path), ""
     except BadFileError as error:
         if "missing" in error.message or "no config.json" in error.message:
             return None, error.message

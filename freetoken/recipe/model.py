@@ -10,7 +10,6 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from freetoken import units
@@ -31,6 +30,11 @@ def _count_or_size(value: Any) -> Any:
 
 
 def _specifier(value: str) -> str:
+    # What nearly every recipe says is a range by its looks, and `packaging` is slow to import.
+    if re.fullmatch(r"(?:(?:[<>]=?|==|!=)\d+(?:\.\d+)*(?:,|$))*", value):
+        return value
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     try:
         SpecifierSet(value)
     except InvalidSpecifier as error:
@@ -135,12 +139,24 @@ class ModelRef(RecipeModel):
     path: str | None = None
     revision: str = "main"
     source: Literal["huggingface", "modelscope"] = "huggingface"
+    #: Which GGUF where there are several: a file's name, a pattern, or a part of the name such as `Q4_K_M`.
+    file: Annotated[str, Field(pattern=r"^[\w*?][\w.*?/ -]{0,199}$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> ModelRef:
         if (self.repo is None) == (self.path is None):
             raise ValueError("`model` needs exactly one of `repo` and `path`")
+        if self.file is not None and ".." in self.file.split("/"):
+            raise ValueError(f"`model.file` is `{self.file}`, which leaves the repository")
         return self
+
+    @property
+    def include(self) -> tuple[str, ...]:
+        """Patterns of the weight files that `file` means; none where it is not given."""
+        if self.file is None:
+            return ()
+        is_whole = self.file.lower().endswith(".gguf") or any(one in self.file for one in "*?")
+        return (self.file if is_whole else f"*{self.file}*.gguf",)
 
 
 class EngineRef(RecipeModel):

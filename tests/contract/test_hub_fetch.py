@@ -415,3 +415,38 @@ def test_two_fetches_at_once_do_not_mix(local_hub: FakeHub) -> None:
     assert done
     assert set(results) - set(done) <= {f"`{REPO}` is being fetched by another `ft` now"}
     assert verify_model(done[0]).is_ok
+
+
+def test_a_recipe_names_one_gguf_of_several(local_hub: FakeHub) -> None:
+    metadata = {
+        "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 256,
+        "llama.attention.head_count": 4, "tokenizer.ggml.tokens": [f"t{n}" for n in range(5000)],
+    }  # fmt: skip
+    tensors = {"token_embd.weight": ("q4_k", (5000, 256)), "blk.0.attn_k.weight": ("q4_k", (256, 256))}
+    folder = local_hub.root / "org/quants"
+    folder.mkdir()
+    for kind in ("Q4_K_M", "Q8_0"):
+        write_gguf(folder / f"tiny-{kind}.gguf", metadata, tensors)
+    with pytest.raises(UsageError) as caught:
+        fetch_model(ref("org/quants"))
+    assert caught.value.hint is not None
+    assert "`--set model.file=Q4_K_M`" in caught.value.hint
+    chosen = ref("org/quants", file="Q4_K_M")
+    found = locate_model(chosen)
+    assert found.shape is not None
+    assert (found.path, found.download_bytes) == (None, (folder / "tiny-Q4_K_M.gguf").stat().st_size)
+    path = fetch_model(chosen)
+    assert path.name == "tiny-Q4_K_M.gguf"
+    assert locate_model(chosen).path == path
+    other = locate_model(ref("org/quants", file="tiny-Q8_0.gguf"))
+    assert other.path is None
+    assert fetch_model(ref("org/quants", file="tiny-Q8_0.gguf")).name == "tiny-Q8_0.gguf"
+    # Both lie side by side now, and each is still found by its name.
+    assert locate_model(chosen).path == path
+    local = ModelRef(path=str(path.parent), file="Q8_0")
+    assert locate_model(local).path == path.with_name("tiny-Q8_0.gguf")
+
+
+def test_a_file_that_leaves_the_repository_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves the repository"):
+        ref("org/quants", file="a/../../secret.gguf")
