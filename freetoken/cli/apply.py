@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the plan, the changes and the exact command line; touch nothing.")
 @click.option("--force", is_flag=True, help="Launch what the planner refused; recorded, and shown by `ft status`.")
 @click.option("--yes", is_flag=True, help="Replace what runs under this name without asking.")
+@click.option("--locked", is_flag=True, help="Hold to the recipe's lock; refuse any difference from it.")
 @click.option("--no-wait", is_flag=True, help="Fail at once where another `ft` is changing this deployment.")
 @json_option
 def command(
     recipe: str, sets: tuple[str, ...], name: str | None, dry_run: bool, force: bool, yes: bool, no_wait: bool,
-    as_json: bool,
+    locked: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Make a recipe run: plan it, do the least that gets there, and prove it by a real generation.
 
@@ -50,6 +51,12 @@ def command(
     loaded = load_target(recipe, sets=sets)
     for text in loaded.notes:
         note(f"note: {text}")
+    lock = None
+    if locked:
+        from freetoken.deploy.lock import find_lock_path, pin, read_lock
+
+        lock = read_lock(find_lock_path(loaded.path, loaded.recipe.name))
+        loaded = pin(loaded, lock)
     is_asking = sys.stdin.isatty() and sys.stderr.isatty() and not yes and not dry_run
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -61,6 +68,7 @@ def command(
             is_waiting=not no_wait,
             confirm=_confirm if is_asking else None,
             progress=Printer(as_json=as_json),
+            locked=lock,
         )
     except RefusedError as error:
         return _refuse(error, as_json=as_json)
@@ -150,9 +158,9 @@ def _render(result: ApplyResult, console: Console) -> None:
     if result.proof is not None:
         proof = result.proof
         speed = f", {proof.decode_tps:.3g} tok/s" if proof.decode_tps else ""
-        click.echo(f"  proof   first token after {proof.ttft_s * 1000:.3g} ms{speed}")
+        click.echo(f"  proof   first token after {format_seconds(proof.ttft_s)}{speed}")
         prefill = f"prefill of {proof.chunk_prompt_tokens:,} tokens"
-        click.echo(f"          {prefill}: first token after {proof.chunk_ttft_s * 1000:.3g} ms")
+        click.echo(f"          {prefill}: first token after {format_seconds(proof.chunk_ttft_s)}")
     click.echo(f"  run     {result.run_dir}")
     click.echo(f"chat with it: `ft chat --name {result.name}`   see it: `ft status`   stop it: `ft stop {result.name}`")
 

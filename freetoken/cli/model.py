@@ -302,13 +302,18 @@ def _make_event_writer() -> Callable[[FetchProgress], None]:
 
 
 @command.command(
-    "verify", epilog=examples("ft model verify nvidia/Qwen3.6-35B-A3B-NVFP4", "ft model verify ./checkpoint --json")
+    "verify",
+    epilog=examples(
+        "ft model verify nvidia/Qwen3.6-35B-A3B-NVFP4",
+        "ft model verify ./checkpoint --lock recipes/mine.lock",
+    ),
 )
-@click.argument("name", metavar="PATH|REPO|CARD")
+@click.argument("name", metavar="PATH|REPO|CARD", required=False)
 @_source_options
+@click.option("--lock", "lock_file", metavar="FILE", help="Hold the files against this lock; names the model too.")
 @json_option
-def verify_command(name: str, revision: str, source: str, as_json: bool) -> None:
-    """Hash every file of a model and hold it against what the hub or the download recorded.
+def verify_command(name: str | None, revision: str, source: str, lock_file: str | None, as_json: bool) -> None:
+    """Hash every file of a model and hold it against its lock, or what the hub or the download recorded.
 
     Exits with 2 where a file is not what it should be. A file whose hash nobody recorded is shown as unknown.
     """
@@ -316,12 +321,23 @@ def verify_command(name: str, revision: str, source: str, as_json: bool) -> None
     from freetoken.checkpoint.verify import verify_model
     from freetoken.errors import UsageError
 
+    expected = None
+    if lock_file is not None:
+        from freetoken.deploy.lock import read_lock
+
+        locked = read_lock(Path(lock_file)).model
+        expected = {file: one.sha256 for file, one in locked.files.items()}
+        if name is None:
+            name, source = locked.repo or locked.name, locked.source
+            revision = locked.commit or revision
+    if name is None:
+        raise UsageError("name a model, or a lock: `--lock FILE`")
     ref = _make_ref(name, revision, source)
     located = locate_model(ref, Path.cwd())
     if located.path is None:
         raise UsageError(f"`{name}` is not on this machine: {located.note}", hint=f"`ft model fetch {name}`")
     with _progress(f"hashing {name}", as_json) as report:
-        checked = verify_model(located.path, ref=ref if ref.repo else None, progress=report)
+        checked = verify_model(located.path, expected=expected, ref=ref if ref.repo else None, progress=report)
     value = {**checked.model_dump(mode="json"), "is_ok": checked.is_ok}
     rows = [(one.name, format_bytes(one.bytes), one.status, one.expected_from or "nobody") for one in checked.files]
     heads = ("file", "size", "status", "hash known from")

@@ -20,6 +20,7 @@ from freetoken.deploy import ending, record, runs, start
 from freetoken.deploy.current import Running, find_running, make_declared, measure_reclaimable, read_current
 from freetoken.deploy.diff import make_diff
 from freetoken.deploy.launcher import Launcher, add_detail
+from freetoken.deploy.lock import Lock, find_lock_path, require_same, write_after_proof
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.recover import StartFailure
 from freetoken.deploy.tools import DEFAULT_TOOLS, Progress, Step, Tools, ignore_progress
@@ -64,16 +65,18 @@ def apply_recipe(
     confirm: Callable[[str], bool] | None = None,
     progress: Progress = ignore_progress,
     tools: Tools = DEFAULT_TOOLS,
+    locked: Lock | None = None,
 ) -> ApplyResult:
     """Makes `loaded` run under `name` (else the recipe's), or shows what that would take.
 
+    With `locked` any difference from that lock raises BadFileError before a launch.
     `confirm` is asked before what runs is ended for a restart; without one it is not asked.
     Raises RefusedError where it does not fit, NotReadyError where it never became ready, FtError otherwise. Ctrl-C
     ends what was started and restores what was replaced.
     """
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(f"`{name}` is not a name: lower-case letters, digits, `.`, `_` and `-`, 80 at most")
-    application = Application(loaded, name or loaded.recipe.name, is_forced, progress, tools, confirm)
+    application = Application(loaded, name or loaded.recipe.name, is_forced, progress, tools, confirm, locked)
     if is_dry_run:
         return application.preview()
     lock = register.deployment_lock(paths.state_dir(), application.name)
@@ -96,7 +99,9 @@ class Application:
         progress: Progress = ignore_progress,
         tools: Tools = DEFAULT_TOOLS,
         confirm: Callable[[str], bool] | None = None,
+        locked: Lock | None = None,
     ) -> None:
+        self.locked = locked
         self.loaded, self.recipe, self.name = loaded, loaded.recipe, name
         self.is_forced, self.progress, self.tools, self.confirm = is_forced, progress, tools, confirm
         self.adapter = tools.find_adapter(loaded.recipe.engine.name)
@@ -121,15 +126,21 @@ class Application:
         declared = make_declared(request, self.recipe, is_forced=self.is_forced)
         current = read_current(running, self.tools) if running else None
         if current is not None and running is not None and running.declared == declared:
+            self._check_locked(current.plan)
             return Decision(
                 request, current.plan, make_diff(current, current.plan, self.recipe, self.adapter), declared
             )
         plan = self.plan_for(request)
+        self._check_locked(plan)
         if running is not None and current is None:
             diff = Diff(action="restart", reason="what runs left no plan that can be read")
         else:
             diff = make_diff(current, plan, self.recipe, self.adapter)
         return Decision(request, plan, diff, declared)
+
+    def _check_locked(self, plan: Plan) -> None:
+        if self.locked is not None:
+            require_same(self.locked, self.recipe, plan, self.adapter, progress=self.progress)
 
     def plan_for(self, request: PlanRequest) -> Plan:
         """The plan for `request`. Raises RefusedError."""
@@ -178,6 +189,8 @@ class Application:
         """It runs as declared: nothing, or the proof that is still missing. None where that fails."""
         record_ = running.life.record
         if running.life.condition == "ready":
+            if not find_lock_path(self.loaded.path, self.recipe.name).exists():
+                self._write_lock(decision.plan)
             return self._result(decision, run_dir=record_.folder)
         self.say("prove", "proving what runs")
         run = self._as_run(running, decision)
@@ -269,6 +282,13 @@ class Application:
         )
         if warning:
             self.say("record", warning)
+        self._write_lock(decision.plan)
+
+    def _write_lock(self, plan: Plan) -> None:
+        if self.locked is None and (
+            warning := write_after_proof(self.loaded, plan, self.adapter, progress=self.progress)
+        ):
+            self.say("lock", warning)
 
     def _redecide(self, running: Running | None) -> Decision:
         fresh = self.decide(running)

@@ -1,0 +1,176 @@
+"""Hashes for the lock: a model's files, known ones from a cache, and the packages of an engine's environment.
+
+A file's hash is remembered with its size, modification and change time and inode. The change time cannot be set by
+hand, so a file that was tampered with and given its old modification time back is hashed again. What a hub's cache
+or a download has already checked is taken from there when a lock is written, and hashed when one is held to.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freetoken import __version__, paths
+from freetoken.checkpoint.locate import read_source
+from freetoken.checkpoint.transfer import Meter, ProgressCallback
+from freetoken.checkpoint.verify import hash_file, list_files
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_HEX = re.compile(r"[0-9a-f]{64}")
+CACHE_NAME = "hashes.json"
+MAX_CACHED = 20_000
+#: What the embedded engine's answers and bytes depend on.
+EMBEDDED_PACKAGES = ("numpy", "safetensors", "tokenizers", "torch", "transformers")
+#: Files of an installed package that name this machine or this moment.
+_OF_THE_PLACE = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")
+
+
+class LockedFile(BaseModel):
+    """A file's size in bytes and its SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class LockedPackage(BaseModel):
+    """An installed package: its version and a hash over the hashes of its files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")]
+    sha256: Sha256 | None = None
+
+
+def hash_model(
+    path: Path, progress: ProgressCallback | None = None, *, is_trusting: bool = False
+) -> dict[str, LockedFile]:
+    """Size and SHA-256 of every file of a model, by name; only what changed since the last time is read.
+
+    With `is_trusting` a hash that the hub gave and the download checked is taken instead of reading the file.
+    """
+    files = {path.name: path} if path.is_file() else list_files(path)
+    cache = _read_cache()
+    keys = {name: _stat_key(file) for name, file in files.items()}
+    # Not kept in the cache: there stands only what was read here.
+    trusted = _read_recorded(path, files) if is_trusting else {}
+    missing = [name for name in files.keys() - trusted if cache.get(_entry(files[name]), [0])[:-1] != keys[name]]
+    if missing:
+        meter = Meter("lock", sum(keys[name][0] for name in missing), len(missing), progress)
+
+        def work(name: str) -> str:
+            digest = hash_file(files[name], meter, name)
+            meter.finish(name)
+            return digest
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for name, digest in zip(missing, pool.map(work, missing), strict=True):
+                cache[_entry(files[name])] = [*keys[name], digest]
+        _write_cache(cache)
+    found = {name: trusted.get(name) or str(cache[_entry(files[name])][-1]) for name in sorted(files)}
+    return {name: LockedFile(bytes=keys[name][0], sha256=digest) for name, digest in found.items()}
+
+
+def _read_recorded(path: Path, files: dict[str, Path]) -> dict[str, str]:
+    """Hashes that are known without reading: blobs of the hub's cache are named by them, our downloads record them."""
+    recorded = read_source(path).get("files", {}) if path.is_dir() else {}
+    known = {}
+    for name, file in files.items():
+        entry = recorded.get(name)
+        digest = file.resolve().name if file.is_symlink() else entry.get("sha256") if isinstance(entry, dict) else None
+        if digest and _HEX.fullmatch(str(digest)):
+            known[name] = str(digest)
+    return known
+
+
+def read_packages(interpreter: Path | None) -> dict[str, LockedPackage]:
+    """Packages of the environment of `interpreter`; with None what our own engine is made of. Starts nothing."""
+    if interpreter is None:
+        return {"freetoken-deploy": LockedPackage(version=__version__, sha256=hash_sources()), **_read_own()}
+    found = {}
+    for folder in sorted(interpreter.parent.parent.glob("lib/python3*/site-packages/*.dist-info")):
+        name, _, version = folder.name.removesuffix(".dist-info").partition("-")
+        if version:
+            found[name] = LockedPackage(version=version, sha256=_hash_record(folder))
+    return found
+
+
+def hash_sources() -> str:
+    """SHA-256 over our own package's source files."""
+    root = paths.package_data().parent
+    digest = sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_own() -> dict[str, LockedPackage]:
+    from importlib import metadata
+
+    found = {}
+    for name in EMBEDDED_PACKAGES:
+        try:
+            one = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        folder = getattr(one, "_path", None)
+        found[name] = LockedPackage(version=one.version, sha256=_hash_record(Path(folder)) if folder else None)
+    return found
+
+
+def _hash_record(folder: Path) -> str | None:
+    """A hash over what RECORD says of the package's own files; scripts outside hold the environment's path."""
+    try:
+        with (folder / "RECORD").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.reader(file) if len(row) == 3 and row[1]]
+    except (OSError, ValueError, csv.Error):
+        return None
+    kept = [
+        f"{row[0]} {row[1]}"
+        for row in rows
+        if not row[0].startswith("..") and row[0].split("/")[-1] not in _OF_THE_PLACE
+    ]
+    return sha256("\n".join(sorted(kept)).encode()).hexdigest()
+
+
+def _entry(file: Path) -> str:
+    return str(file.absolute())
+
+
+def _stat_key(file: Path) -> list[int]:
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _read_cache() -> dict[str, list[int | str]]:
+    try:
+        value = json.loads((paths.state_dir() / CACHE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(value, dict) and all(
+        isinstance(one, list) and len(one) == 5 and re.fullmatch(r"[0-9a-f]{64}", str(one[-1]))
+        for one in value.values()
+    )
+    return value if is_ours else {}
+
+
+def _write_cache(cache: dict[str, list[int | str]]) -> None:
+    """Keeps the cache; one that cannot be written only costs time later."""
+    path = paths.state_dir() / CACHE_NAME
+    kept = dict(list(cache.items())[-MAX_CACHED:])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{CACHE_NAME}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(kept), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        pass
