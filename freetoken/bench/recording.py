@@ -49,7 +49,8 @@ class Turn(BaseModel):
     prompt: str = Field(default="", max_length=MOST_TURN_CHARACTERS)
     #: Tool schemas, with the first turn of a conversation.
     tools: tuple[dict[str, Any], ...] = ()
-    #: What was answered: a call of tools stays, since the next turn's results belong to it.
+    #: What was answered. A replay takes the model's new answer instead, so that history and cache are real; only where
+    #: it called tools does the next turn begin with the recorded answer, because the results belong to those calls.
     answer: dict[str, Any] | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     prompt_tokens: int | None = Field(default=None, ge=0)
@@ -258,8 +259,9 @@ def _continues(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> bool:
 
 
 def _after_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What follows the assistant's own message; all of it where there is none."""
-    return messages[1:] if len(messages) > 1 and messages[0]["role"] == "assistant" else messages
+    """What follows the assistant's own message; all of it where there is none, or one that called tools."""
+    is_plain = messages[0]["role"] == "assistant" and not messages[0].get("tool_calls")
+    return messages[1:] if len(messages) > 1 and is_plain else messages
 
 
 def format_lines(source: Literal["proxy", "import"], turns: Iterable[Turn]) -> Iterator[str]:

@@ -195,12 +195,14 @@ class RecordedConversation:
         one, body = self.recorded[turn], self.make_request(turn).body
         self.held_tokens = (answer.prompt_tokens or 0) + answer.completion_tokens
         if one.kind == "completion":
-            self.prompt = body["prompt"] + answer.text
+            # Without its answer on record, the next turn's text has it.
+            self.prompt = body["prompt"] + (answer.text if one.answer is not None else "")
             return
+        following = self.recorded[turn + 1].messages if turn + 1 < self.turns else ()
         # The results of the next turn belong to the calls that were recorded, not to what the model says today.
-        is_called = one.answer is not None and bool(one.answer.get("tool_calls"))
-        said = one.answer if is_called and one.answer else {"role": "assistant", "content": answer.text}
-        self.messages = [*body["messages"], said]
+        is_recorded = bool(following) and following[0].get("role") == "assistant"
+        said = [] if is_recorded else [{"role": "assistant", "content": answer.text}]
+        self.messages = [*body["messages"], *said]
 
     def shorten(self, turn: int) -> bool:
         """Never: what was recorded is sent as it is."""

@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("freetoken.cli.model:command", "Fetch, list, verify, inspect and remove models."),
     "engine": ("freetoken.cli.engine:command", "List the engines that can be driven, and their state here."),
     "recipe": ("freetoken.cli.recipe:command", "List and show recipes, and where each value comes from."),
+    "bench": ("freetoken.cli.bench:command", "Measure this machine (`bw`), or what runs (`run`)."),
+    "workload": ("freetoken.cli.workload:command", "List, show and record workloads: what is asked of the server."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
     "schema": ("freetoken.cli.schema:command", "Print the JSON Schema of a recipe, profile, workload or plan."),
     "serve": ("freetoken.cli.serve:command", "Run the native engine in the foreground."),

@@ -1,7 +1,7 @@
 """The database made anew from the run folders, which are the truth.
 
 A run folder holds `launch.json`, `plan.json`, `events.jsonl`, `keeper.json` and, once it was proven, `facts.jsonl`:
-one line for each time that something was recorded.
+one line for each time that something was recorded; `results.jsonl` has a line for each measurement after that.
 A folder that cannot be read is left out and named; nothing in the folders is changed.
 """
 
@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from freetoken.errors import BadFileError
 from freetoken.store import database
 from freetoken.store.results import Store, open_store
-from freetoken.store.rows import EventRow, Row, RunFacts, RunRow, make_timestamp
+from freetoken.store.rows import EventRow, ResultRow, Row, RunFacts, RunRow, make_timestamp
 
-FACTS_FILE = "facts.jsonl"
+FACTS_FILE, RESULTS_FILE = "facts.jsonl", "results.jsonl"
 
 
 class RebuildReport(Row):
@@ -36,8 +36,17 @@ class RebuildReport(Row):
 
 def append_facts(run_dir: Path, facts: RunFacts) -> None:
     """Appends a line to the run's `facts.jsonl`, with one write. Raises OSError."""
-    line = facts.model_dump_json().encode() + b"\n"
-    descriptor = os.open(run_dir / FACTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    _append(run_dir / FACTS_FILE, facts)
+
+
+def append_result(run_dir: Path, row: ResultRow) -> None:
+    """Appends a measurement to the run's `results.jsonl`, with one write. Raises OSError."""
+    _append(run_dir / RESULTS_FILE, row)
+
+
+def _append(path: Path, row: Row) -> None:
+    line = row.model_dump_json().encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -104,9 +113,13 @@ def _fill(store: Store, runs_dir: Path) -> RebuildReport:
             skipped.append(f"{folder.name}: no `launch.json` or `plan.json` that can be read")
             continue
         store.record_run(run)
+        machine_id = None
         for facts in _read_facts(folder, run):
-            store.record_facts(facts)
+            machine_id = store.record_facts(facts)
             counts["results"] += len(facts.results)
+        for result in _read_results(folder):
+            store.record_result(result.model_copy(update={"machine_id": machine_id}))
+            counts["results"] += 1
         events = list(_read_events(folder))
         store.record_events(events)
         counts["runs"] += 1
@@ -151,6 +164,15 @@ def _read_facts(folder: Path, run: RunRow) -> Iterator[RunFacts]:
         except ValidationError:
             continue
         yield facts.model_copy(update={"run": facts.run.model_copy(update=ending)})
+
+
+def _read_results(folder: Path) -> Iterator[ResultRow]:
+    for line in _read_lines(folder / RESULTS_FILE):
+        try:
+            row = ResultRow.model_validate_json(line)
+        except ValidationError:
+            continue
+        yield row.model_copy(update={"id": None, "run_id": folder.name})
 
 
 def _read_lines(path: Path) -> list[str]:
