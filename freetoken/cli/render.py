@@ -31,6 +31,8 @@ def render_plan(plan: Plan, console: Console) -> None:
     """The whole plan: verdict, ledgers, settings with their origin, prediction, findings."""
     forced = " (forced: the planner said no)" if plan.is_forced else ""
     click.echo(f"{describe_subject(plan)}: {'does not fit' if plan.is_forced else 'fits'}{forced}")
+    if said := describe_model(plan):
+        click.echo(said)
     _render_ledgers(plan, console)
     rows = make_setting_rows(plan)
     click.echo()
@@ -50,6 +52,8 @@ def render_refusal(refusal: Refusal, console: Console) -> None:
     if refusal.ram is None:
         return
     click.echo(f"{describe_subject(refusal)}: does not fit; the least that was tried:")
+    if said := describe_model(refusal):
+        click.echo(said)
     _render_ledgers(refusal, console, blamed=refusal.blamed_line)
 
 
@@ -96,6 +100,14 @@ def describe_subject(answer: Plan | Refusal) -> str:
     engine = f"{answer.engine} {version}" if version else answer.engine
     machine = getattr(answer, "hardware_name", "")
     return f"{answer.recipe_name}: {answer.model_name} with {engine}" + (f" on {machine}" if machine else "")
+
+
+def describe_model(answer: Plan | Refusal) -> str:
+    """Where the model's figures come from and what a download would move; empty for a model that is here."""
+    if not answer.download_bytes:
+        return ""
+    size = f"{answer.download_bytes / 1e9:.3g} GB ({format_bytes(answer.download_bytes)})"
+    return f"{answer.model_note or 'not on this machine'}; a download of {size}"
 
 
 def _render_ledgers(answer: Plan | Refusal, console: Console, *, blamed: str | None = None) -> None:

@@ -65,6 +65,7 @@ def prepare_request(
         calibration=read_calibration(machine, adapter, version, loaded, is_here=hardware is None),
         model_path=str(located.path) if located.path is not None else None,
         download_bytes=located.download_bytes,
+        model_note=located.note,
         reclaimable_vram_bytes=reclaimable.vram_bytes,
         provenance=loaded.provenance,
     )

@@ -31,6 +31,8 @@ def make_refusal(
         recipe_name=request.recipe.name,
         engine=adapter.name,
         model_name=request.shape.name,
+        download_bytes=request.download_bytes,
+        model_note=request.model_note,
         message=_headline(request, adapter, budget, fatal),
         findings=findings,
         missing_bytes=budget.missing_bytes if budget is not None else 0,

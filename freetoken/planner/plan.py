@@ -51,6 +51,8 @@ class PlanRequest(PlannerModel):
     model_path: str | None = None
     #: Bytes of the checkpoint that still have to be downloaded.
     download_bytes: int = Field(default=0, ge=0)
+    #: Where the model was found or its figures were read, in words.
+    model_note: str = ""
     #: VRAM that our own running deployment of this recipe would give back.
     reclaimable_vram_bytes: int = Field(default=0, ge=0)
     #: Value provenance from the recipe loader: `settings.kv_tokens` -> `command line`, `recipe`, `parent NAME`, ...
@@ -98,7 +100,12 @@ class Plan(PlannerModel):
     engine_version: str | None = None
     model_name: str
     model_path: str | None = None
+    #: Bytes that a download would still move, and where the model's figures come from.
+    download_bytes: int = Field(default=0, ge=0)
+    model_note: str = ""
     settings: ResolvedSettings
+    #: Slots that the engine starts with where the recipe says `grow`; it then grows live to `settings.expert_slots`.
+    start_slots: int | None = None
     #: `settings.kv_tokens` -> `recipe`, `planner: what the workload needs`, `tuned result 17`, ...
     provenance: dict[str, str] = {}
     vram: Ledger | None = None
@@ -125,6 +132,8 @@ class Refusal(PlannerModel):
     recipe_name: str
     engine: str
     model_name: str
+    download_bytes: int = Field(default=0, ge=0)
+    model_note: str = ""
     message: str
     findings: tuple[Finding, ...] = ()
     missing_bytes: int = 0

@@ -218,6 +218,17 @@ def _forced(findings: tuple[Finding, ...], attempt: Attempt) -> tuple[Finding, .
     return tuple(said)
 
 
+def _start_slots(request: PlanRequest, adapter: EngineAdapter, settings: ResolvedSettings) -> int | None:
+    """The fewest slots with which these settings start, where the recipe wants to grow from there; else None."""
+    if not request.recipe.grow or not settings.expert_slots or "live_resize" not in adapter.capabilities:
+        return None
+    # Overlap is decided already, and two layers of experts are the least that starts with it.
+    fixed = {} if settings.prefill_overlap is None else {"prefill_overlap": settings.prefill_overlap}
+    recipe = request.recipe.model_copy(update={"settings": request.recipe.settings.model_copy(update=fixed)})
+    low, _ = adapter.memory_model.slot_range(request.model_copy(update={"recipe": recipe}), settings)
+    return low if 0 < low < settings.expert_slots else None
+
+
 def _plan(
     request: PlanRequest,
     adapter: EngineAdapter,
@@ -233,7 +244,10 @@ def _plan(
         engine_version=request.engine_version,
         model_name=request.shape.name,
         model_path=request.model_path,
+        download_bytes=request.download_bytes,
+        model_note=request.model_note,
         settings=budget.settings,
+        start_slots=_start_slots(request, adapter, budget.settings),
         provenance=explain_settings(request, attempt.budget),
         vram=budget.vram,
         ram=budget.ram,

@@ -67,8 +67,8 @@ class Done:
     stderr: str
 
 
-def ft(hub: FakeHub, tmp_path: Path, *arguments: str, **changes: str) -> Done:
-    """`ft model ...` in this process, since starting one costs more than most of what it does."""
+def ft(hub: FakeHub, tmp_path: Path, *arguments: str, command: str = "model", **changes: str) -> Done:
+    """`ft model ...`, or another command, in this process, since starting one costs more than most of what it does."""
     out, err = io.StringIO(), io.StringIO()
     environment = make_environment(hub, tmp_path) | changes
     with (
@@ -78,7 +78,7 @@ def ft(hub: FakeHub, tmp_path: Path, *arguments: str, **changes: str) -> Done:
         redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
     ):
-        main(["model", *arguments])
+        main([command, *arguments])
     code = ended.value.code
     return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
