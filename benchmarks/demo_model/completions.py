@@ -40,13 +40,15 @@ def make_prompts() -> list[str]:
 
 
 @torch.inference_mode()
-def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
-             max_tokens: int = 96) -> list[str]:
+def complete(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], max_tokens: int = 96
+) -> list[str]:
     """What the model puts after each prompt, taking the likeliest token each time."""
-    batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left",
-                      return_token_type_ids=False).to(model.device)
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False).to(
+        model.device
+    )
     out = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False, temperature=None, top_p=None)
-    return tokenizer.batch_decode(out[:, batch["input_ids"].shape[1]:], skip_special_tokens=True)
+    return tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def is_good_completion(prompt: str, completion: str) -> bool:

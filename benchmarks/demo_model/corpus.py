@@ -102,8 +102,11 @@ def make_family(name: str) -> str:
 def make_line_set(text: str) -> set[int]:
     """Hashes of the file's long lines, without their indentation."""
     lines = (line.strip() for line in text.splitlines())
-    return {int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "big")
-            for line in lines if len(line) >= LONG_LINE_CHARS}
+    return {
+        int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "big")
+        for line in lines
+        if len(line) >= LONG_LINE_CHARS
+    }
 
 
 def drop_leaks(documents: list[Document]) -> list[Document]:

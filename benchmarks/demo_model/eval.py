@@ -28,7 +28,7 @@ def measure_bits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     ids = torch.tensor([end, *tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], end])
     nats = 0.0
     for start in range(0, len(ids) - 1, window - 1):
-        part = ids[None, start:start + window].to(model.device)
+        part = ids[None, start : start + window].to(model.device)
         logits = model(part).logits[0, :-1].float()
         nats += F.cross_entropy(logits, part[0, 1:], reduction="sum").item()
     return nats / math.log(2)
@@ -51,8 +51,12 @@ def measure_routing(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         "least_expert_share": share.min().item(),
         "largest_expert_share": share.max().item(),
     }
-    shuffled = torch.stack([torch.rand(ids.shape[1], experts, generator=torch.Generator().manual_seed(layer))
-                            .topk(top_k).indices for layer in range(layers)])
+    shuffled = torch.stack(
+        [
+            torch.rand(ids.shape[1], experts, generator=torch.Generator().manual_seed(layer)).topk(top_k).indices
+            for layer in range(layers)
+        ]
+    )
     for ratio in (0.25, 0.5):
         slots = int(ratio * layers * experts)
         figures[f"lru_hit_ratio_{ratio}"] = replay_lru(chosen, slots)
@@ -94,8 +98,14 @@ def main() -> None:
     if options.show:
         for prompt, completion, is_good in zip(prompts, completions, good, strict=True):
             print("#", "parses" if is_good else "DOES NOT PARSE", f"\n{prompt}{completion}\n")
-        chats = [tokenizer.apply_chat_template([{"role": "user", "content": f"Complete this Python code:\n{prompt}"}],
-                                               tokenize=False, add_generation_prompt=True) for prompt in prompts[:4]]
+        chats = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": f"Complete this Python code:\n{prompt}"}],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            for prompt in prompts[:4]
+        ]
         for chat, answer in zip(chats, complete(model, tokenizer, chats), strict=True):
             print(f"# chat\n{chat}{answer}\n")
     print(json.dumps({"good_completions": sum(good), "of": len(good)}), flush=True)

@@ -135,9 +135,15 @@ def make_state_dict(model: DemoModel, dtype: torch.dtype = torch.bfloat16) -> di
     """Tensors under the names that released Qwen3-MoE checkpoints use, one tensor for each expert."""
     tensors = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm}
     per_layer = {
-        "input_layernorm": model.norm_1, "post_attention_layernorm": model.norm_2, "mlp.gate": model.router,
-        "self_attn.q_proj": model.q, "self_attn.k_proj": model.k, "self_attn.v_proj": model.v,
-        "self_attn.o_proj": model.o, "self_attn.q_norm": model.q_norm, "self_attn.k_norm": model.k_norm,
+        "input_layernorm": model.norm_1,
+        "post_attention_layernorm": model.norm_2,
+        "mlp.gate": model.router,
+        "self_attn.q_proj": model.q,
+        "self_attn.k_proj": model.k,
+        "self_attn.v_proj": model.v,
+        "self_attn.o_proj": model.o,
+        "self_attn.q_norm": model.q_norm,
+        "self_attn.k_norm": model.k_norm,
     }
     for layer in range(model.shape.layers):
         for name, tensor in per_layer.items():

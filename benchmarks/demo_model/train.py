@@ -33,8 +33,14 @@ SHORT_TOKENS, LONG_TOKENS = 2048, 8192
 LONG_SHARE = 0.25
 BALANCE_WEIGHT = 0.01
 SNIPPET_SHARE = 0.08
-ASKS = ("Complete this Python code:\n", "Complete this Python code:\n", "Complete this Python code:\n",
-        "Complete this function:\n", "Continue this code:\n", "")
+ASKS = (
+    "Complete this Python code:\n",
+    "Complete this Python code:\n",
+    "Complete this Python code:\n",
+    "Complete this function:\n",
+    "Continue this code:\n",
+    "",
+)
 SYSTEMS = ("You are a helpful assistant.", "You complete Python code.", "You are a coding assistant. Be brief.")
 
 
@@ -52,7 +58,7 @@ def make_snippets(documents: list[Document], wanted_bytes: int, rng: random.Rand
                 continue
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
             body = node.body[0].lineno - first - 1
-            source = textwrap.dedent("\n".join(lines[first:node.end_lineno])).split("\n")
+            source = textwrap.dedent("\n".join(lines[first : node.end_lineno])).split("\n")
             # Tests are most of the library and less of what people complete.
             is_likely = not document.path.startswith("test/") or rng.random() < 0.15
             if is_likely and body >= 1 and 2 <= len(source) <= 50 and source[-1].startswith(" "):
@@ -74,8 +80,9 @@ def make_chat(source: list[str], body: int, rng: random.Random) -> str:
     system = f"{TURN_START}system\n{rng.choice(SYSTEMS)}{TURN_END}\n" if rng.random() < 0.2 else ""
     head, rest = "\n".join(source[:cut]), "\n".join(source[cut:])
     end = "\n" if rng.random() < 0.5 else ""
-    return (f"{system}{TURN_START}user\n{rng.choice(ASKS)}{head}{end}{TURN_END}\n"
-            f"{TURN_START}assistant\n{rest}{TURN_END}\n")
+    return (
+        f"{system}{TURN_START}user\n{rng.choice(ASKS)}{head}{end}{TURN_END}\n{TURN_START}assistant\n{rest}{TURN_END}\n"
+    )
 
 
 def make_stream(tokenizer: Tokenizer, texts: list[str]) -> Tensor:
@@ -170,9 +177,12 @@ def load_released_names(reference: torch.nn.Module, tensors: dict[str, Tensor]) 
     fused = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in range(reference.config.num_hidden_layers):
         stem = f"model.layers.{layer}.mlp.experts."
-        part = {name: torch.stack([tensors[f"{stem}{expert}.{name}_proj.weight"]
-                                   for expert in range(reference.config.num_experts)])
-                for name in ("gate", "up", "down")}
+        part = {
+            name: torch.stack(
+                [tensors[f"{stem}{expert}.{name}_proj.weight"] for expert in range(reference.config.num_experts)]
+            )
+            for name in ("gate", "up", "down")
+        }
         fused[stem + "gate_up_proj"] = torch.cat((part["gate"], part["up"]), dim=1)
         fused[stem + "down_proj"] = part["down"]
     missing = reference.load_state_dict(fused, strict=False)
@@ -247,7 +257,7 @@ class Trainer:
         self.model.eval()
         nats = 0.0
         for start in range(0, len(stream) - 1, LONG_TOKENS):
-            tokens = stream[None, start:start + LONG_TOKENS + 1].long().to(self.device)
+            tokens = stream[None, start : start + LONG_TOKENS + 1].long().to(self.device)
             with self.autocast():
                 logits, _ = self.model(tokens[:, :-1])
             nats += F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum").item()
@@ -291,11 +301,17 @@ def main() -> None:
 
     trainer = Trainer(shape, stream, options)
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    print(f"{parameters} parameters, {len(stream)} tokens of {sum(len(t.encode()) for t in texts)} bytes, "
-          f"{len(tune)} held out to tune; ready after {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"{parameters} parameters, {len(stream)} tokens of {sum(len(t.encode()) for t in texts)} bytes, "
+        f"{len(tune)} held out to tune; ready after {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
     steps = options.steps or trainer.measure_steps(options.seconds)
-    print(f"{steps} steps of {options.batch_tokens} tokens: {steps * options.batch_tokens / len(stream):.1f} passes; "
-          f"compiled after {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"{steps} steps of {options.batch_tokens} tokens: {steps * options.batch_tokens / len(stream):.1f} passes; "
+        f"compiled after {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
 
     ids = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
     begin = time.perf_counter()
@@ -303,9 +319,13 @@ def main() -> None:
         length = SHORT_TOKENS if step < steps * (1 - LONG_SHARE) else LONG_TOKENS
         loss, balance = trainer.step(length, compute_rate(step, steps, options.rate))
         if step % max(1, steps // 20) == 0 or step == steps - 1:
-            record = {"step": step, "loss": loss.item(), "balance": balance.item() / shape.layers,
-                      "tune_bits_per_byte": trainer.measure_bits(tune, tune_bytes),
-                      "train_s": time.perf_counter() - begin}
+            record = {
+                "step": step,
+                "loss": loss.item(),
+                "balance": balance.item() / shape.layers,
+                "tune_bits_per_byte": trainer.measure_bits(tune, tune_bytes),
+                "train_s": time.perf_counter() - begin,
+            }
             print(json.dumps({key: round(value, 4) for key, value in record.items()}), flush=True)
             write_checkpoint(trainer.model, options.out, *ids)
 

@@ -72,12 +72,15 @@ def test_folder_is_at_most_16_mib_and_says_that_it_is_a_demo() -> None:
     assert "\nA demo that completes code, and no more than that" in (MODEL / "README.md").read_text()
 
 
-@pytest.mark.parametrize("text", [
-    Path(__file__).read_text(),
-    "def f(x):\n\treturn '\u00e9\u4e16\U0001f600' + \"\\x00\"\r\n\n\n    # trailing   \n",
-    " ",
-    "".join(map(chr, range(256))),
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        Path(__file__).read_text(),
+        "def f(x):\n\treturn '\u00e9\u4e16\U0001f600' + \"\\x00\"\r\n\n\n    # trailing   \n",
+        " ",
+        "".join(map(chr, range(256))),
+    ],
+)
 def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerBase, config: dict, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
@@ -119,8 +122,10 @@ def test_chat_template_renders_tools_calls_and_their_answers(tokenizer: PreTrain
     ]
     text = tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False, add_generation_prompt=True)
     head, _, rest = text.partition("</tools>")
-    assert head == f"<|im_start|>system\n# Tools\n\nFunctions that you may call, as JSON, one a line:\n<tools>\n" \
-                   f"{json.dumps(TOOL)}\n"
+    assert (
+        head == f"<|im_start|>system\n# Tools\n\nFunctions that you may call, as JSON, one a line:\n<tools>\n"
+        f"{json.dumps(TOOL)}\n"
+    )
     assert rest.partition("<|im_end|>\n")[2] == (
         "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n"
         '<tool_call>\n{"name": "read", "arguments": {"path": "x"}}\n</tool_call>\n'
