@@ -50,11 +50,19 @@ def write_run(run_dir: Path, recipe: Recipe, plan: Plan, launch: Launch) -> None
     from freetoken.recipe.load import dump_recipe
 
     try:
-        write_text(run_dir / RECIPE_FILE, dump_recipe(recipe))
+        write_text(run_dir / RECIPE_FILE, dump_recipe(_settle_model(recipe, plan)))
         write_text(run_dir / PLAN_FILE, plan.model_dump_json(indent=2) + "\n")
         write_launch(run_dir, launch)
     except OSError as error:
         raise FtError(describe_os_error(error, run_dir), hint="free some space, or choose another `--state`") from error
+
+
+def _settle_model(recipe: Recipe, plan: Plan) -> Recipe:
+    """`recipe` with a relative model path made absolute: it is applied again from its run folder."""
+    given = recipe.model.path
+    if given in (None, "demo") or Path(str(given)).is_absolute() or plan.model_path is None:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": plan.model_path})})
 
 
 def read_plan(run_dir: Path) -> Plan | None:

@@ -10,6 +10,7 @@ from freetoken.doctor.gpu_checks import check_gpus
 from freetoken.doctor.host_checks import check_host
 from freetoken.doctor.model import Diagnosis
 from freetoken.doctor.place_checks import check_place
+from freetoken.doctor.service_checks import check_services
 from freetoken.doctor.wsl_checks import check_wsl
 from freetoken.hardware.model import Hardware
 
@@ -22,5 +23,6 @@ def make_diagnosis(hardware: Hardware, facts: Facts, needs: Mapping[str, EngineN
             *check_host(hardware, facts),
             *check_wsl(hardware, facts),
             *check_place(hardware, facts),
+            *check_services(facts),
         )
     )

@@ -48,6 +48,15 @@ class StaleDeployment(DoctorModel):
     words: str
 
 
+class ServiceState(DoctorModel):
+    """A systemd service of ours, and what is wrong with it, each with its fix."""
+
+    deployment: str
+    scope: str
+    condition: str
+    problems: tuple[str, ...] = ()
+
+
 class Facts(DoctorModel):
     """Everything that was gathered. Defaults stand for a machine that says nothing."""
 
@@ -68,6 +77,7 @@ class Facts(DoctorModel):
     database_problem: str | None = None
     database_fix: str | None = None
     stale: tuple[StaleDeployment, ...] = ()
+    services: tuple[ServiceState, ...] = ()
     #: Programs that end processes before RAM is full, e.g. `earlyoom`.
     oom_daemons: tuple[str, ...] = ()
     #: Engine name -> its own environment here; None where it is not installed.

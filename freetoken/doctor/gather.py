@@ -18,7 +18,7 @@ from typing import Literal
 from freetoken import paths
 from freetoken.adapters import ADAPTERS, get_adapter
 from freetoken.adapters.base import EngineNeeds
-from freetoken.doctor.facts import Facts, FoundFt, PortState, Power, StaleDeployment, WslSettings
+from freetoken.doctor.facts import Facts, FoundFt, PortState, Power, ServiceState, StaleDeployment, WslSettings
 from freetoken.errors import FtError
 from freetoken.hardware.model import Hardware
 from freetoken.hardware.reader import Reader
@@ -151,6 +151,7 @@ def _own_facts() -> dict[str, object]:
     return _read_state() | _read_database() | {
         "ports": _read_ports(),
         "stale": _read_stale(),
+        "services": _read_services(),
         "engines": _read_engines(),
         "upstream_in_our_environment": _has_upstream(),
     }  # fmt: skip
@@ -200,6 +201,17 @@ def _read_stale() -> tuple[StaleDeployment, ...]:
         return ()
     gone = [life for life in lives if life.condition in ("dead", "unkept")]
     return tuple(StaleDeployment(name=life.record.name, words=life.words or life.condition) for life in gone)
+
+
+def _read_services() -> tuple[ServiceState, ...]:
+    from freetoken.deploy.service import read_services
+    from freetoken.supervisor.systemd import Systemd
+
+    found = read_services((Systemd("user"), Systemd("system")))
+    return tuple(
+        ServiceState(deployment=one.deployment, scope=one.scope, condition=one.condition, problems=one.problems)
+        for one in found
+    )
 
 
 def _read_engines() -> dict[str, str | None]:

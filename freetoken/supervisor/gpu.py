@@ -6,7 +6,9 @@ the whole card's, since the driver tells no process's share under WSL: another p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
@@ -27,24 +29,39 @@ class GpuGauge:
 
         Opens and closes the library each time: between two looks the keeper holds nothing of the driver.
         """
-        nvml = _load()
-        if nvml is None or nvml.nvmlInit_v2() != 0:
-            return None
-        try:
-            return self._read(nvml)
-        finally:
-            nvml.nvmlShutdown()
+        with _open_driver() as nvml:
+            handle, found = self._find(nvml), _Utilization()
+            if handle is None or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) != 0:
+                return None
+            return float(found.gpu) / 100
 
-    def _read(self, nvml: Any) -> float | None:
+    def is_present(self) -> bool:
+        """Whether the driver is up and has this GPU; at boot that may take a while."""
+        with _open_driver() as nvml:
+            return self._find(nvml) is not None
+
+    def _find(self, nvml: Any) -> Any:
+        if nvml is None:
+            return None
         handle = ctypes.c_void_p()
         if self.gpu.isdigit():
             code = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(self.gpu)), ctypes.byref(handle))
         else:
             code = nvml.nvmlDeviceGetHandleByUUID(self.gpu.encode(), ctypes.byref(handle))
-        found = _Utilization()
-        if code != 0 or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) != 0:
-            return None
-        return float(found.gpu) / 100
+        return handle if code == 0 else None
+
+
+@contextlib.contextmanager
+def _open_driver() -> Iterator[Any]:
+    """The driver's library, ready to be asked; None where it does not load or start."""
+    nvml = _load()
+    if nvml is None or nvml.nvmlInit_v2() != 0:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
 
 
 def _load() -> Any:

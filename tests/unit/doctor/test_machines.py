@@ -159,7 +159,7 @@ def test_a_machine_without_a_gpu_is_not_blamed_for_it(tmp_path: Path) -> None:
     assert not diagnosis.has_failed
     assert {check.name for check in diagnosis.checks if check.status == "skip"} == {
         "gpu", "driver", "compute_capability", "torch_cuda", "cuda_toolkit", "compilers", "vram", "pcie",
-        "power_source", "ram_channels", "wsl", "systemd", "ports", "engines",
+        "power_source", "ram_channels", "wsl", "systemd", "ports", "engines", "service",
     }  # fmt: skip
 
 
