@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "workload": ("freetoken.cli.workload:command", "List, show and record workloads: what is asked of the server."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
     "schema": ("freetoken.cli.schema:command", "Print the JSON Schema of a recipe, profile, workload or plan."),
+    "service": ("freetoken.cli.service:command", "Keep a deployment over logout and reboot, by systemd."),
     "serve": ("freetoken.cli.serve:command", "Run the native engine in the foreground."),
     "completion": ("freetoken.cli.completion:command", "Print the script that completes `ft` in your shell."),
 }
