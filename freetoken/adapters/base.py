@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
+    from freetoken.adapters.replies import MoeHits
+    from freetoken.checkpoint.shape import ModelShape
     from freetoken.planner.memory import Limits, MemoryModel, ResolvedSettings
-    from freetoken.planner.plan import Plan
+    from freetoken.planner.plan import Plan, PlanRequest
 
 Capability = Literal["live_resize", "hit_counters", "cache_flush", "cancel", "text_only"]
 
@@ -104,6 +106,12 @@ class EngineAdapter(ABC):
     #: Bytes on disk that such an environment takes, by extra (`""` = none); an estimate.
     install_bytes: ClassVar[dict[str, int]] = {}
 
+    #: Flags that a recipe from elsewhere may carry in `engine.extra_args`, each with the pattern of its value ("" =
+    #: it takes none). Nothing that loads code, opens the network wider, names a file or turns a check off.
+    shared_args: ClassVar[dict[str, str]] = {}
+    #: The same for variables in `engine.env`.
+    shared_env: ClassVar[dict[str, str]] = {}
+
     @property
     @abstractmethod
     def memory_model(self) -> MemoryModel:
@@ -123,9 +131,32 @@ class EngineAdapter(ABC):
     def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
         """What the end of the log (or an error message) says went wrong; None where nothing is recognised."""
 
+    def measure_lines(self, plan: Plan, log: str, reserved_bytes: int) -> dict[str, int]:
+        """Ledger key -> bytes that a start took, for lines that its API does not tell; see an adapter that has some."""
+        return {}
+
+    def default_attention(self, shape: ModelShape) -> str | None:
+        """The attention backend that a plan takes where the recipe leaves it open; None where there is no choice."""
+        return None
+
+    def default_settings(self, request: PlanRequest) -> dict[str, object]:
+        """What the engine would choose by itself where it is told nothing, by field name; the tuner's baseline.
+
+        Fields that are left out are as the planner has them.
+        """
+        return {}
+
     def parse_effective(self, log: str) -> dict[str, str]:
         """Settings that the log says are really in force, by field name, where the API does not tell them."""
         return {}
+
+    def parse_compile_s(self, log: str) -> float:
+        """Seconds of the start in which kernels were compiled, as the log tells; 0 where a cache had them."""
+        return 0.0
+
+    def parse_hits(self, log: str, slot_bytes: int = 0) -> MoeHits | None:
+        """Expert lookups of the latest decode steps, where the log tells them and the API does not."""
+        return None
 
     def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
         """Names of the settings that differ where all of them can be turned live; None where a restart is needed.

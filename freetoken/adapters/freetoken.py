@@ -15,11 +15,17 @@ from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Fail
 from freetoken.adapters.freetoken_flags import OLDEST, has_flag
 from freetoken.adapters.freetoken_limits import LEAST_CAPABILITY, LEAST_CUDA, LEAST_DRIVER, FreetokenLimits
 from freetoken.adapters.freetoken_log import classify_log
-from freetoken.adapters.freetoken_memory import FreetokenMemory
+from freetoken.adapters.freetoken_log_facts import parse_compile_s, parse_hits
+from freetoken.adapters.freetoken_measure import measure_lines
+from freetoken.adapters.freetoken_memory import FreetokenMemory, choose_attention
 from freetoken.adapters.log_patterns import ANSI
+from freetoken.adapters.replies import MoeHits
+from freetoken.adapters.shared import FREETOKEN_ARGS, FREETOKEN_ENV
+from freetoken.checkpoint.shape import ModelShape
 from freetoken.errors import UsageError
 from freetoken.planner.memory import ResolvedSettings
 from freetoken.planner.plan import Plan
+from freetoken.units import GIB
 
 #: Strategies that decode out of slots, so that their number is told.
 SLOT_STRATEGIES = ("offload", "hybrid")
@@ -32,13 +38,21 @@ class FreetokenAdapter(EngineAdapter):
     name: ClassVar[str] = "freetoken"
     title: ClassVar[str] = "FreeToken (NVIDIA, experts offloaded to host RAM)"
     known_versions: ClassVar[str] = f">={OLDEST},<0.3"
-    capabilities: ClassVar[frozenset[Capability]] = frozenset({"live_resize", "cache_flush", "text_only"})
+    distribution: ClassVar[str | None] = "freetoken"
+    installable: ClassVar[tuple[str, ...]] = ("0.2.1", "0.2.0", "0.1.3", "0.1.2")
+    #: PyTorch with its CUDA 13 libraries is most of it, twice while pip unpacks what it has downloaded.
+    install_bytes: ClassVar[dict[str, int]] = {"": 9 * GIB, "accel": 12 * GIB}
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {"live_resize", "cache_flush", "hit_counters", "text_only"}
+    )
     needs: ClassVar[EngineNeeds] = EngineNeeds(
         compute_capability=LEAST_CAPABILITY,
         driver=LEAST_DRIVER,
         cuda_toolkit=LEAST_CUDA,
         tools=("nvcc", "g++", "ninja"),
     )
+    shared_args: ClassVar[dict[str, str]] = FREETOKEN_ARGS
+    shared_env: ClassVar[dict[str, str]] = FREETOKEN_ENV
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob(name="expert_slots", cost="live", low=1),
         Knob(name="kv_tokens", cost="live", low=1),
@@ -79,7 +93,8 @@ class FreetokenAdapter(EngineAdapter):
         if interpreter is None:
             raise UsageError(
                 "engine `freetoken` has no environment here: its interpreter is not known",
-                hint="name one in <state>/local.yaml: `engines: {freetoken: {python: /path/to/bin/python}}`",
+                hint="`ft engine install freetoken`, or name one in <state>/local.yaml: "
+                "`engines: {freetoken: {python: /path/to/bin/python}}`",
             )
         if plan.model_path is None:
             raise UsageError(f"`{plan.model_name}` is not on this machine yet", hint="`ft model fetch` gets it")
@@ -92,16 +107,34 @@ class FreetokenAdapter(EngineAdapter):
             host=plan.host,
             port=plan.port,
             extra_ports=(plan.port + 1,),
+            # It cuts `max_tokens` down to what the KV pool holds and tells nobody but its log.
+            shortened_log=r"Adjust max_tokens to \d+",
         )
 
     def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
         """What the log's end means; see `freetoken_log.py`."""
         return classify_log(text, exit_code)
 
+    def measure_lines(self, plan: Plan, log: str, reserved_bytes: int) -> dict[str, int]:
+        """Context, allocator, graphs and prefill of a start; see `freetoken_measure.py`."""
+        return measure_lines(plan, log, reserved_bytes)
+
+    def default_attention(self, shape: ModelShape) -> str:
+        """As the plan chooses it."""
+        return choose_attention(shape)
+
     def parse_effective(self, log: str) -> dict[str, str]:
         """Strategy and attention backend as the engine resolved them; the API does not tell them."""
         found = RESOLVED.search(ANSI.sub("", log))
         return {} if found is None else {"strategy": found[1], "attention": found[2]}
+
+    def parse_compile_s(self, log: str) -> float:
+        """What a first start spends on kernels: graph capture and warm-up beyond what a cached one takes."""
+        return parse_compile_s(log)
+
+    def parse_hits(self, log: str, slot_bytes: int = 0) -> MoeHits | None:
+        """Lookups of the decode steps whose `--moe-collect-stats` lines are in `log`."""
+        return parse_hits(log, slot_bytes)
 
     def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
         """As for every engine, less what counts at the start alone.

@@ -147,6 +147,9 @@ def _render(result: ApplyResult, console: Console) -> None:
     if result.diff.action == "nothing" and result.proof is not None:
         done["nothing"] = "ran already and is proven now"
     click.echo(f"{result.name}: {done[result.diff.action]} in {format_seconds(result.duration_s)}")
+    if result.proof is not None and result.proof.compile_s:
+        compiled = format_seconds(result.proof.compile_s)
+        click.echo(f"  first start: kernels were compiled for {compiled}, which no timing counts")
     for words in result.corrections:
         click.echo(f"  corrected: {words}")
     click.echo(f"  url     {result.url}")
@@ -175,6 +178,9 @@ def _render_dry_run(result: ApplyResult, console: Console) -> None:
     click.echo(f"would {result.diff.action}: {result.diff.reason}")
     for change in result.diff.changes:
         click.echo(f"  {change.describe()}")
+    if result.plan.start_slots is not None:
+        slots = f"{result.plan.start_slots:,} to {result.plan.settings.expert_slots:,}"
+        click.echo(f"then grows live from {slots} expert slots")
     environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in result.env.items())
     click.echo("command line:")
     click.echo("  " + (environment + " " if environment else "") + shlex.join(result.argv))

@@ -238,8 +238,10 @@ class Application:
             question = f"`{self.name}` must be restarted ({decision.diff.reason}); end what runs now?"
             if not self.confirm(question):
                 raise FtError(f"`{self.name}` was left as it is")
+        is_new_engine = self.tools.install(self.recipe.engine, self.adapter, self.progress)
         if decision.plan.model_path is None:
             self._fetch()
+        if is_new_engine or decision.plan.model_path is None:
             decision = self._redecide(running)
         spec = self.launcher.make_spec(decision.plan)
         start.check_secrets(self.recipe, spec)
@@ -278,8 +280,9 @@ class Application:
     def _finish(self, run: start.Run, proof: Proof, decision: Decision, action: str, ready_s: float) -> None:
         self.launcher.keep_proof(run, proof, ready_s)
         warning = record.record_success(
-            self.name, action, run.run_dir, self.recipe, decision.plan, proof, decision.request, ready_s
-        )
+            self.name, action, run.run_dir, self.recipe, decision.plan, proof, decision.request,
+            max(0.0, ready_s - proof.compile_s),
+        )  # fmt: skip
         if warning:
             self.say("record", warning)
         self._write_lock(decision.plan)

@@ -1,15 +1,20 @@
 """Where an engine's own environment lies on this machine: an interpreter and the version it holds.
 
 An embedded engine runs under our own interpreter. Another one is named in the machine-local file
-(`engines: {freetoken: {python: PATH, version: X, env: {...}}}`, or just the path) or lies under
-`<state>/engines/<name>-<version>/`. Installing one is `ft engine install`.
+(`engines: {freetoken: {python: PATH, pythonpath: PATH, version: X, env: {...}}}`, or just the interpreter's path) or
+lies under `<state>/engines/<name>-<version>/`, where `ft engine install` (`engine_install.py`) puts it. These are
+facts of one machine, so a recipe can name none of them.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
     from freetoken.adapters.base import EngineAdapter
     from freetoken.recipe.model import EngineRef
 
+#: What an interpreter is asked only where its folders do not tell.
+_ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+_ASK_LIMIT_S = 20.0
+
 
 @dataclass(frozen=True)
 class EngineHome:
@@ -28,13 +37,15 @@ class EngineHome:
     interpreter: Path
     version: str | None
     env: dict[str, str] = field(default_factory=dict)
+    #: The environment that `ft` made; None for an interpreter of the user's.
+    folder: Path | None = None
 
 
 def find_engine(ref: EngineRef, adapter: EngineAdapter) -> EngineHome | None:
-    """Where the engine of a recipe runs here; None where it is not installed. Starts nothing."""
+    """Where the engine of a recipe runs here; None where it is not installed."""
     if adapter.is_embedded:
         return EngineHome(Path(sys.executable), __version__)
-    return _read_local(ref.name) or _find_installed(ref)
+    return _read_local(ref.name, adapter) or _find_installed(ref)
 
 
 def require_engine(ref: EngineRef, adapter: EngineAdapter) -> EngineHome:
@@ -42,26 +53,49 @@ def require_engine(ref: EngineRef, adapter: EngineAdapter) -> EngineHome:
     home = find_engine(ref, adapter)
     if home is None:
         local = paths.local_file()
+        hint = f"name its interpreter in {local}: `engines: {{{ref.name}: /path/to/python}}`"
+        if adapter.distribution is not None:
+            hint = f"`ft engine install {ref.name}`, or {hint}"
         raise FtError(
             f"engine `{ref.name}{ref.version}` is not installed under {paths.engines_dir()} and not named in {local}",
-            hint=f"name its interpreter in {local}: `engines: {{{ref.name}: /path/to/python}}`",
+            hint=hint,
         )
     if not home.interpreter.exists():
         raise FtError(f"the interpreter of engine `{ref.name}` is not there: {home.interpreter}")
     return home
 
 
-def _read_local(name: str) -> EngineHome | None:
+def choose_version(ref: EngineRef, adapter: EngineAdapter) -> str | None:
+    """The newest version that we know and the recipe allows; None where it allows none of them."""
+    return next((one for one in adapter.installable if _is_wanted(ref.version, one)), None)
+
+
+def _read_local(name: str, adapter: EngineAdapter) -> EngineHome | None:
     entry = _read_local_engines().get(name)
     if entry is None:
         return None
     if isinstance(entry, str):
-        return EngineHome(Path(entry).expanduser(), None)
-    if isinstance(entry, dict) and isinstance(entry.get("python"), str):
-        version = entry.get("version")
-        env = {str(key): str(value) for key, value in (entry.get("env") or {}).items()}
-        return EngineHome(Path(entry["python"]).expanduser(), str(version) if version else None, env)
-    raise BadFileError(f"{paths.local_file()}: `engines.{name}` needs the path of an interpreter, or `python: PATH`")
+        entry = {"python": entry}
+    if not isinstance(entry, dict) or not isinstance(entry.get("python"), str):
+        where = f"{paths.local_file()}: `engines.{name}`"
+        raise BadFileError(f"{where} needs the path of an interpreter, or `python: PATH`")
+    python = Path(entry["python"]).expanduser()
+    env = {str(key): str(value) for key, value in (entry.get("env") or {}).items()}
+    if folders := _read_pythonpath(name, entry.get("pythonpath")):
+        env["PYTHONPATH"] = os.pathsep.join(folders)
+    version = entry.get("version")
+    return EngineHome(python, str(version) if version else detect_version(python, folders, adapter.distribution), env)
+
+
+def _read_pythonpath(name: str, value: Any) -> tuple[str, ...]:
+    """Folders of `pythonpath`, a path or a list of them. Raises BadFileError: a relative one would mean each run's."""
+    listed = value if isinstance(value, list) else str(value).split(os.pathsep) if value else []
+    folders = tuple(str(Path(str(one)).expanduser()) for one in listed if str(one))
+    for one in folders:
+        if not os.path.isabs(one):
+            where = f"{paths.local_file()}: `engines.{name}.pythonpath`"
+            raise BadFileError(f"{where} holds `{one}`, which is not an absolute path")
+    return folders
 
 
 def _read_local_engines() -> dict[str, Any]:
@@ -78,16 +112,52 @@ def _read_local_engines() -> dict[str, Any]:
     return engines if isinstance(engines, dict) else {}
 
 
-def _find_installed(ref: EngineRef) -> EngineHome | None:
-    found = []
-    for folder in paths.engines_dir().glob(f"{ref.name}-*"):
-        version = folder.name.removeprefix(f"{ref.name}-")
-        if (folder / "bin" / "python").exists() and _is_wanted(ref.version, version):
-            found.append((version, folder))
-    if not found:
+def detect_version(python: Path, pythonpath: tuple[str, ...], distribution: str | None) -> str | None:
+    """The version of `distribution` that `python` would import; None where it has none.
+
+    Read off the names of its folders; only an interpreter that keeps packages elsewhere is started and asked, once.
+    """
+    if distribution is None or not python.exists():
         return None
-    version, folder = max(found, key=lambda one: _sort_key(one[0]))
-    return EngineHome(folder / "bin" / "python", version)
+    for folder in (*map(Path, pythonpath), *_package_folders(python)):
+        for found in sorted(folder.glob(f"{distribution.replace('-', '_')}-*.dist-info")):
+            return found.name.removesuffix(".dist-info").partition("-")[2]
+    return _ask_version(str(python), pythonpath, distribution)
+
+
+def _package_folders(python: Path) -> Iterator[Path]:
+    # Not resolved: the link itself lies in the environment.
+    for name in ("lib", "lib64"):
+        yield from (python.parent.parent / name).glob("python3*/site-packages")
+
+
+@lru_cache(maxsize=16)
+def _ask_version(python: str, pythonpath: tuple[str, ...], distribution: str) -> str | None:
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    if pythonpath:
+        env["PYTHONPATH"] = os.pathsep.join(pythonpath)
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK, distribution], env=env, cwd="/", text=True, capture_output=True, timeout=_ASK_LIMIT_S,
+            check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def list_installed(name: str) -> tuple[EngineHome, ...]:
+    """The environments of `name` under the state folder, the newest first; half-made ones have other names."""
+    found = []
+    for folder in paths.engines_dir().glob(f"{name}-*"):
+        python = folder / "bin" / "python"
+        if python.exists():
+            found.append(EngineHome(python, folder.name.removeprefix(f"{name}-"), folder=folder))
+    return tuple(sorted(found, key=lambda home: _sort_key(home.version or ""), reverse=True))
+
+
+def _find_installed(ref: EngineRef) -> EngineHome | None:
+    return next((home for home in list_installed(ref.name) if _is_wanted(ref.version, home.version or "")), None)
 
 
 def _is_wanted(specifier: str, version: str) -> bool:

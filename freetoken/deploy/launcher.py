@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freetoken import paths
 from freetoken.deploy import ending, record, runs, start
-from freetoken.deploy.engines import find_engine, require_engine
+from freetoken.deploy.engines import choose_version, find_engine, require_engine
+from freetoken.deploy.grow import grow_live, make_start_plan
 from freetoken.deploy.prove import prove
 from freetoken.deploy.recover import StartFailure, classify, correct
 from freetoken.deploy.tools import Progress, Step, Tools
@@ -59,7 +61,7 @@ class Launcher:
             began_s = time.monotonic()
             run = self.make_run(plan)
             try:
-                run, proof = self._start(run)
+                run, proof = self._start(run, request)
                 return run, proof, time.monotonic() - began_s
             except NotReadyError as error:
                 self._record_failure(run, request, error.message, None)
@@ -79,14 +81,41 @@ class Launcher:
         launch = start.make_launch(self.name, self.recipe, plan, spec, self.tools, run_dir.name, self.declared)
         return start.Run(run_dir, launch, plan, self.recipe)
 
-    def _start(self, run: start.Run) -> tuple[start.Run, Proof]:
+    def _start(self, run: start.Run, request: PlanRequest | None = None) -> tuple[start.Run, Proof]:
         self.say("launch", f"starting `{run.plan.engine}` as run {run.run_id}")
         with ending_on_error(run):
             runs.write_declaration(self.name, run.run_id, is_wanted=True)
             run = start.launch_run(run)
             start.await_ready(run, self.progress)
+            if run.plan.start_slots is not None:
+                run = self._grow(run, request)
             self.say("prove", "proving it: one generation, one full prefill chunk, sizes read back")
             return run, self.prove(run)
+
+    def _grow(self, run: start.Run, request: PlanRequest | None) -> start.Run:
+        """The run at its full size. StartFailure where that fails and another start may help."""
+
+        def replan(plan: Plan, failure: Failure) -> Plan:
+            correction = correct(request, plan, failure, 0) if request is not None else None
+            if correction is None:
+                raise StartFailure("crash", failure.cause, log=failure.excerpt, run_dir=str(run.run_dir))
+            fresh = self.plan_for(correction.request)
+            if self.adapter.live_changes(plan.settings, fresh.settings) is None:
+                raise StartFailure("crash", failure.cause, log=failure.excerpt, run_dir=str(run.run_dir))
+            self._note_correction(run, correction.words)
+            return fresh.model_copy(update={"start_slots": plan.start_slots})
+
+        with self.tools.connect(run.base_url, run.api_key) as client:
+            plan = grow_live(client, run.plan, self.adapter, replan, self.say)
+        if plan is not run.plan:
+            runs.write_run(run.run_dir, run.recipe, plan, run.launch)
+        runs.record_event(run.run_dir, "resized", "grown live to the plan", expert_slots=plan.settings.expert_slots)
+        return replace(run, plan=plan)
+
+    def _note_correction(self, run: start.Run, words: str) -> None:
+        self.corrections.append(words)
+        runs.record_event(run.run_dir, "corrected", words)
+        self.say("correct", words)
 
     def _correct(
         self, request: PlanRequest, plan: Plan, found: Failure, run: start.Run, attempt: int
@@ -104,9 +133,7 @@ class Launcher:
             raise error from None
         if fresh.settings == plan.settings:
             raise self._make_error(found, run) from None
-        self.corrections.append(correction.words)
-        runs.record_event(run.run_dir, "corrected", correction.words)
-        self.say("correct", correction.words)
+        self._note_correction(run, correction.words)
         return correction.request, fresh
 
     def make_spec(self, plan: Plan, *, must_exist: bool = True) -> LaunchSpec:
@@ -115,9 +142,12 @@ class Launcher:
         home = require_engine(engine, self.adapter) if must_exist else find_engine(engine, self.adapter)
         if plan.model_path is None and not must_exist:
             plan = plan.model_copy(update={"model_path": f"<{self.recipe.model.repo or self.recipe.model.path}>"})
+        python = str(home.interpreter) if home else None
+        if home is None and (version := choose_version(engine, self.adapter)):
+            python = str(paths.engines_dir() / f"{engine.name}-{version}" / "bin" / "python")
         return self.adapter.make_launch_spec(
-            plan,
-            interpreter=str(home.interpreter) if home else None,
+            make_start_plan(plan),
+            interpreter=python,
             engine_env={**(home.env if home else {}), **engine.env},
             extra_args=engine.extra_args,
             api_key_env=self.recipe.serve.api_key_env,
@@ -157,7 +187,10 @@ class Launcher:
 
     def keep_proof(self, run: start.Run, proof: Proof, ready_s: float) -> None:
         """Writes `report.json`: from here on the run counts as proven, and its keeper restarts it after a crash."""
-        report = {"proof": proof.model_dump(mode="json"), "ready_s": ready_s, "corrections": self.corrections}
+        report = {
+            "proof": proof.model_dump(mode="json"), "ready_s": ready_s, "compile_s": proof.compile_s,
+            "corrections": self.corrections,
+        }  # fmt: skip
         try:
             write_json(run.run_dir / REPORT_FILE, report)
         except OSError as error:

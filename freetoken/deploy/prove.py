@@ -47,8 +47,9 @@ def prove(
     chunk = fill_chunk(client, wanted, limit, ratio, random.Random(seed))
     first = client.complete(PROMPT, min(OUTPUT_TOKENS, most))
     status, stats = client.cache_status(), client.stats()
-    strategy = read_strategy(status, stats) or adapter.parse_effective(log).get("strategy")
-    check_effective(plan, status, strategy)
+    told = adapter.parse_effective(log)
+    strategy = read_strategy(status, stats) or told.get("strategy")
+    check_effective(plan, status, strategy, told.get("attention"))
     return Proof(
         proven_at=format_now(),
         cold_ttft_s=warm_up.ttft_s,
@@ -66,6 +67,8 @@ def prove(
         measured_bytes=measure_lines(plan, status, stats),
         vram_bytes=stats.vram_bytes,
         instance_id=stats.instance_id,
+        attention=told.get("attention"),
+        compile_s=adapter.parse_compile_s(log),
     )
 
 
@@ -119,9 +122,12 @@ def read_strategy(status: CacheStatus, stats: Stats) -> str | None:
     return None
 
 
-def check_effective(plan: Plan, status: CacheStatus, strategy: str | None) -> None:
-    """Raises NotReadyError, naming every size in force that is not the plan's."""
+def check_effective(plan: Plan, status: CacheStatus, strategy: str | None, attention: str | None = None) -> None:
+    """Raises NotReadyError, naming everything in force that is not the plan's."""
     wrong = list(find_drift(plan, status, strategy))
+    planned = plan.settings.attention
+    if attention is not None and planned not in (None, "auto", attention):
+        wrong.append(f"`attention` is `{attention}`, planned `{planned}`")
     if wrong:
         raise NotReadyError(
             f"it answers, but not as planned: {wrong[0]}" if len(wrong) == 1 else "it answers, but not as planned",

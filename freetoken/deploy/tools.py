@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from freetoken.adapters.control import ControlClient
     from freetoken.hardware.model import Hardware
     from freetoken.planner.plan import Plan, PlanRequest, Refusal
-    from freetoken.recipe.model import ModelRef
+    from freetoken.recipe.model import EngineRef, ModelRef
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ def _fetch(ref: ModelRef, progress: Callable[[Any], None] | None) -> Path:
     return fetch_model(ref, progress=progress)
 
 
+def _install(ref: EngineRef, adapter: EngineAdapter, progress: Progress) -> bool:
+    from freetoken.deploy.engine_install import install_missing
+
+    return install_missing(ref, adapter, progress)
+
+
 def _make_plan(request: PlanRequest, adapter: EngineAdapter, force: bool) -> Plan | Refusal:
     from freetoken.planner.solve import make_plan
 
@@ -83,6 +89,8 @@ class Tools:
     probe: Callable[[Path | None], Hardware] = _probe
     locate: Callable[[ModelRef, Path], Any] = _locate
     fetch: Callable[[ModelRef, Callable[[Any], None] | None], Path] = _fetch
+    #: Installs the engine of a recipe where it is missing and can be; True where it did.
+    install: Callable[[EngineRef, EngineAdapter, Progress], bool] = _install
     make_plan: Callable[[PlanRequest, EngineAdapter, bool], Plan | Refusal] = _make_plan
     connect: Callable[[str, str | None], ControlClient] = _connect
     keeper_policy: KeeperPolicy = field(default_factory=KeeperPolicy)

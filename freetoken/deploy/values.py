@@ -60,6 +60,10 @@ class Proof(DeployModel):
     vram_bytes: int = 0
     ram_bytes: int = 0
     instance_id: str | None = None
+    #: Attention backend that the engine says it runs, where it tells.
+    attention: str | None = None
+    #: Seconds of the start in which kernels were compiled: a first start, which no later one is to be held against.
+    compile_s: float = 0.0
 
 
 class ApplyResult(DeployModel):

@@ -23,8 +23,9 @@ def check_effects(recipe: Recipe) -> tuple[Effect, ...]:
     """Every field of `recipe` that would have no effect; defaults are not told."""
     found: list[Effect] = []
     settings = recipe.settings
-    if recipe.grow:
-        found.append(Effect("grow", "`grow: true` has no effect in this version: it starts with the full plan at once"))
+    if recipe.grow and settings.strategy in ("fused", "cpu"):
+        message = f"`grow: true` grows expert slots, which the strategy `{settings.strategy}` does not size"
+        found.append(Effect("grow", message))
     if settings.fetch_ratio != "auto" and settings.strategy != "hybrid":
         message = (
             f"`settings.fetch_ratio` belongs to the strategy `hybrid`, `settings.strategy` is `{settings.strategy}`"

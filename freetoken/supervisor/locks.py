@@ -80,6 +80,12 @@ class FileLock:
             time.sleep(poll_s)
         return True
 
+    def fileno(self) -> int:
+        """The descriptor that holds it: a child that inherits it holds the lock as well. ValueError without one."""
+        if self._fd is None:
+            raise ValueError("the lock is not held")
+        return self._fd
+
     def release(self) -> None:
         """Gives the lock back; harmless when it is not held."""
         if self._fd is not None:

@@ -74,7 +74,8 @@ def test_without_an_environment_of_its_own_the_launch_is_refused_in_a_sentence()
     with pytest.raises(UsageError, match="its interpreter is not known") as caught:
         FreetokenAdapter().make_launch_spec(freetoken_plan())
     assert caught.value.hint == (
-        "name one in <state>/local.yaml: `engines: {freetoken: {python: /path/to/bin/python}}`"
+        "`ft engine install freetoken`, or name one in <state>/local.yaml: "
+        "`engines: {freetoken: {python: /path/to/bin/python}}`"
     )
 
 

@@ -200,8 +200,6 @@ def test_a_recipe_may_extend_the_one_of_its_own_name_in_a_folder_searched_later(
         ("extends=base", "`--set extends` is not possible; `extends` belongs to a recipe's file"),
         ("name.x=1", "--set name.x=1: `name` is a mapping, expected a text"),
         ("workload=agnt-8k", "--set workload=agnt-8k: no workload `agnt-8k`; did you mean `agent-8k`?"),
-        ("grow=true", "--set grow=true: `grow: true` has no effect in this version: "
-         "it starts with the full plan at once"),
         ("settings.fetch_ratio=0.5", "--set settings.fetch_ratio=0.5: `settings.fetch_ratio` belongs to the strategy "
          "`hybrid`, `settings.strategy` is `auto`"),
         ("workload.output_tokens=4k", "--set workload.output_tokens=4k: `context_tokens` is 8,192, but the last of 6 "
@@ -210,6 +208,13 @@ def test_a_recipe_may_extend_the_one_of_its_own_name_in_a_folder_searched_later(
 )  # fmt: skip
 def test_an_override_that_cannot_be_is_refused(base, sets, message):
     assert refusal("base", sets=[sets]) == [message]
+
+
+def test_growing_is_refused_where_there_are_no_slots_to_grow(base):
+    message = "grow=true: `grow: true` grows expert slots, which the strategy `fused` does not size"
+    (refused,) = refusal("base", sets=["settings.strategy=fused", "grow=true"])
+    assert refused.endswith(message)
+    assert load_recipe("base", sets=["grow=true"]).recipe.grow
 
 
 def test_a_set_value_is_typed_like_one_in_a_file(base):
