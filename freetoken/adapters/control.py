@@ -157,8 +157,12 @@ class ControlClient:
         ignore_eos: bool = True,
         model: str | None = None,
         extra: dict[str, Any] | None = None,
+        on_text: Callable[[str], None] = lambda _: None,
     ) -> Completion:
-        """One streamed completion, timed, its tokens counted by the engine's `usage` (EngineReplyError without one)."""
+        """One streamed completion, timed, its tokens counted by the engine's `usage` (EngineReplyError without one).
+
+        `on_text` is given each piece as it comes.
+        """
         body = {
             "model": model or self.health().model or "default", "prompt": prompt, "max_tokens": max_tokens,
             "temperature": temperature, "ignore_eos": ignore_eos, "stream": True,
@@ -177,6 +181,7 @@ class ControlClient:
                     last = self._now()
                     first = last if first is None else first
                     pieces.append(choice["text"])
+                    on_text(choice["text"])
         ended = self._now()
         if usage is None:
             raise EngineReplyError("the engine streamed a completion without `usage`", status_code=200)

@@ -5,6 +5,7 @@ Exit codes: 0 fine, 1 the engine said no or cannot be reached, 2 wrong usage.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import click
 from freetoken.cli.output import Align, emit, examples, json_option, note, print_table, to_json
 from freetoken.cli.params import TokenCount, target_options
 from freetoken.cli.target import connect
+from freetoken.units import format_seconds, format_significant
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
     from freetoken.adapters.control import ControlClient
-    from freetoken.adapters.replies import RebuildResult
+    from freetoken.adapters.replies import Completion, RebuildResult
 
 
 @click.group("ctl", epilog=examples("ft ctl stats", "ft ctl cache rebuild --moe 1024 --kv 8k"))
@@ -118,21 +120,59 @@ def requests(obj: dict[str, Any], since: int, limit: int, as_json: bool) -> None
 
 
 @command.command(
-    "generate", epilog=examples('ft ctl generate "def main():"', "ft ctl generate --max-tokens 64 --ignore-eos")
+    "generate",
+    epilog=examples("ft ctl generate --echo $'def main():\\n'", "ft ctl generate --max-tokens 64 - < prompt.txt"),
 )
 @click.argument("prompt", default="Hello")
 @click.option("--max-tokens", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--stop", "stops", metavar="TEXT", multiple=True, help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after a stop token.")
+@click.option("--echo", is_flag=True, help="Print the prompt before what follows it.")
 @json_option
 @click.pass_obj
-def generate(obj: dict[str, Any], prompt: str, max_tokens: int, ignore_eos: bool, as_json: bool) -> None:
-    """Generate greedily from a raw prompt, without chat template."""
-    pieces = []
-    for piece in _connect(obj).generate(prompt, max_tokens, ignore_eos):
-        pieces.append(piece)
-        if not (as_json or obj["as_json"]):
+def generate(
+    obj: dict[str, Any], prompt: str, max_tokens: int, stops: tuple[str, ...], ignore_eos: bool, echo: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Generate greedily from a raw prompt, without chat template; `-` reads it from stdin.
+
+    The text goes to stdout, tokens and times to stderr.
+    """
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    is_json, client = as_json or obj["as_json"], _connect(obj)
+
+    def show(piece: str) -> None:
+        if not is_json:
             click.echo(piece, nl=False)
-    click.echo(to_json({"text": "".join(pieces)}) if as_json or obj["as_json"] else "")
+
+    if echo:
+        show(prompt)
+    extra = {"stop": list(stops)} if stops else None
+    found = client.complete(prompt, max_tokens, ignore_eos=ignore_eos, extra=extra, on_text=show)
+    if is_json:
+        click.echo(to_json({"text": (prompt if echo else "") + found.text, **_measured(found)}))
+        return
+    if not found.text.endswith("\n"):
+        click.echo("")
+    note(_describe_speed(found))
+
+
+def _measured(found: Completion) -> dict[str, Any]:
+    return {
+        "finish_reason": found.finish_reason,
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": found.completion_tokens,
+        "ttft_ms": round(found.ttft_s * 1000, 1),
+        "decode_tps": found.decode_tps,
+    }
+
+
+def _describe_speed(found: Completion) -> str:
+    if not found.text:
+        return "[nothing: the model ended at once; `--ignore-eos` goes on after its stop token]"
+    speed = f", {format_significant(found.decode_tps)} tok/s" if found.decode_tps else ""
+    plural = "" if found.completion_tokens == 1 else "s"
+    return f"[{found.completion_tokens} token{plural}, first after {format_seconds(found.ttft_s)}{speed}]"
 
 
 def _connect(obj: dict[str, Any]) -> ControlClient:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from freetoken import paths
 from freetoken.cli.output import examples, json_option, note, to_json
 from freetoken.cli.params import TokenCount, read_api_key
+from freetoken.cli.serve_defaults import fill_settings
 from freetoken.engine.config import EngineConfig
 from freetoken.errors import UsageError
 from freetoken.server.listen import is_loopback, open_socket
@@ -23,31 +24,28 @@ if TYPE_CHECKING:
 
     from freetoken.server.state import ServerOptions
 
-_DEFAULTS = {name: field.default for name, field in EngineConfig.model_fields.items()}
 PORT, MAX_OUTPUT_TOKENS = 1919, 2048
 
 
-@click.command("serve", epilog=examples("ft serve demo", "ft serve ./Qwen3-30B-A3B --device cuda --expert-slots 1024"))
+@click.command(
+    "serve", epilog=examples("ft serve demo", "ft serve ./Qwen3-30B-A3B --expert-slots 1024 --kv-tokens 16k")
+)
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but the loopback needs an API key.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=_DEFAULTS["device"], show_default=True)
-@click.option("--gpu", metavar="UUID", help="UUID or index of the GPU; else the first one.")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default=_DEFAULTS["dtype"])
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Else `cuda` where there is a GPU for it.")
+@click.option("--gpu", metavar="UUID", help="UUID or index of the GPU; else the fastest one.")
 @click.option(
-    "--strategy", type=click.Choice(["fused", "offload", "cpu"]), default=_DEFAULTS["strategy"], show_default=True
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True
 )
-@click.option(
-    "--expert-slots", type=click.IntRange(0), default=_DEFAULTS["expert_slots"], help="0 = the fewest possible."
-)
-@click.option("--kv-tokens", type=TokenCount(), default=_DEFAULTS["kv_tokens"], show_default=True, help="e.g. 8k.")
-@click.option(
-    "--max-running-requests", type=click.IntRange(1), default=_DEFAULTS["max_running_requests"], show_default=True
-)
-@click.option("--prefill-chunk-tokens", type=TokenCount(), default=_DEFAULTS["prefill_chunk_tokens"], show_default=True)
-@click.option("--cpu-threads", type=click.IntRange(0), default=_DEFAULTS["cpu_threads"], help="0 = torch's choice.")
-@click.option("--embed-on-host/--no-embed-on-host", default=_DEFAULTS["embed_on_host"], help="Embedding table in RAM.")
-@click.option("--experts-from", type=click.Choice(["auto", "ram", "disk"]), default=_DEFAULTS["experts_from"])
+@click.option("--strategy", type=click.Choice(["fused", "offload", "cpu"]), help="Else `fused` where all experts fit.")
+@click.option("--expert-slots", type=click.IntRange(0), help="Else as many as fit; 0 = the fewest possible.")
+@click.option("--kv-tokens", type=TokenCount(), help="Tokens of KV, e.g. 8k; else what the plan's workload needs.")
+@click.option("--max-running-requests", type=click.IntRange(1), help="Requests at once; else what the plan says.")
+@click.option("--prefill-chunk-tokens", type=TokenCount(), help="Tokens of a prompt in one forward; else planned.")
+@click.option("--cpu-threads", type=click.IntRange(0), help="Else the cores that may be used; 0 = torch's choice.")
+@click.option("--embed-on-host/--no-embed-on-host", default=None, help="Embedding table in RAM.")
+@click.option("--experts-from", type=click.Choice(["auto", "ram", "disk"]), help="Where experts without a slot lie.")
 @click.option("--prefix-cache/--no-prefix-cache", default=True, help="Keep finished requests' KV for their next turn.")
 @click.option(
     "--max-output-tokens",
@@ -66,6 +64,7 @@ def command(
 ) -> None:  # fmt: skip
     """Run the native engine on MODEL (a folder, or `demo`) in the foreground, until Ctrl-C.
 
+    What no flag says is planned for this machine: the GPU where there is one, and as many experts resident as fit.
     With `--json` one document says where it listens as soon as it does; `/health` there tells when it is ready.
     """
     folder = find_folder(model)
@@ -75,13 +74,17 @@ def command(
             f"{host} can be reached from other machines, and no API key is set",
             hint="`--api-key-env VAR` with the key in VAR, or `--host 127.0.0.1`",
         )
-    config = make_config(folder, settings)
+    make_config(folder, {name: value for name, value in settings.items() if value is not None})
     listener = open_socket(host, port)
+    config = make_config(folder, fill_settings(folder, settings))
     note(f"loading {folder} ...")
     if as_json:
         bound, model_name = listener.getsockname()[1], served_model_name or folder.name
         click.echo(to_json({"host": host, "port": bound, "model": model_name, "pid": os.getpid()}))
         sys.stdout.flush()
+    # libgomp reads this when it is loaded. Threads that spin while they wait for each other make a small model crawl
+    # as soon as another process takes one of the cores (measured: 3 instead of 20 to 80 tok/s on a busy machine).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # From here on imports are heavy: the port is ours, and connections wait in its queue.
     from freetoken.server.state import ServerOptions
 

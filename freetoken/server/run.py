@@ -162,7 +162,7 @@ def _describe_ready(state: ServerState, engine: Engine, seconds: float) -> str:
     options, slots = state.options, engine.loaded.experts.expert_slots
     url = f"http://{options.host}:{options.port}"
     key = ' -H "Authorization: Bearer $KEY"' if options.api_key else ""
-    body = '{"prompt": "def fibonacci(n):", "max_tokens": 64}'
+    body = '{"prompt": "def fibonacci(n):\\n", "max_tokens": 64}'
     return (
         f"ready: {url} serves `{options.served_model_name}` ({engine.config.strategy}, {slots} expert slots,"
         f" KV {engine.pool.tokens} tokens) after {seconds:.1f} s\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,10 +62,26 @@ def test_rebuild_takes_counts_with_k_and_says_how_it_ended(url: str, capsys: pyt
 
 
 def test_generate_requests_and_flush(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "ctl", "--base-url", url, "generate", "abc", "--max-tokens", "4")[:2] == (0, "defg\n")
+    code, out, err = run(capsys, "ctl", "--base-url", url, "generate", "abc", "--max-tokens", "4")
+    assert (code, out) == (0, "defg\n")
+    assert re.fullmatch(r"\[4 tokens, first after [\d.]+ m?s(, [\d.,]+ tok/s)?\]\n", err)
     code, out, _ = run(capsys, "ctl", "--base-url", url, "requests")
-    assert (code, out.splitlines()[-2].split()[:2]) == (0, ["/generate", "200"])
+    assert (code, out.splitlines()[-2].split()[:2]) == (0, ["/v1/completions", "200"])
     assert run(capsys, "ctl", "--base-url", url, "cache", "flush")[:2] == (0, "prefix cache dropped\n")
+
+
+def test_generate_echoes_the_prompt_reads_it_from_stdin_and_ends_before_a_text(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctl = ("ctl", "--base-url", url, "generate", "--max-tokens", "9")
+    assert run(capsys, *ctl, "--echo", "--stop", "g", "abc")[:2] == (0, "abcdef\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("ab"))
+    code, out, _ = run(capsys, *ctl, "--json", "--stop", "ef", "-")
+    found = json.loads(out)
+    assert (code, found["text"], found["finish_reason"], found["prompt_tokens"]) == (0, "cd", "stop", 2)
+    code, out, err = run(capsys, *ctl, "--stop", "d", "abc")
+    assert (code, out) == (0, "\n")
+    assert err == "[nothing: the model ended at once; `--ignore-eos` goes on after its stop token]\n"
 
 
 def test_a_dead_address_is_told_with_code_1(capsys: pytest.CaptureFixture[str]) -> None:

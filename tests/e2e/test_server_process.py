@@ -23,6 +23,11 @@ from tests.fakes.stock_engine import generate_alone, make_model
 from tests.fakes.stock_text import make_codec
 
 PROMPT = "def fibonacci(n):"
+#: With all of these nothing is planned: as the adapter launches it.
+EXPLICIT = (
+    "--device", "cpu", "--strategy", "fused", "--kv-tokens", "64", "--max-running-requests", "1",
+    "--prefill-chunk-tokens", "64", "--no-embed-on-host", "--experts-from", "auto",
+)  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -184,7 +189,7 @@ def test_a_failed_load_can_be_read_in_health_and_ends_the_process_with_1(tmp_pat
     make_checkpoint(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    process = start(folder, tmp_path / "engine.log")
+    process = start(folder, tmp_path / "engine.log", *EXPLICIT)
     found = process.wait_status("error")
     assert "model.safetensors" in found["message"]
     assert process.popen.wait(30) == 1

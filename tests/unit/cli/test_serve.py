@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from freetoken import paths
 from freetoken.cli.main import main
+from freetoken.cli.serve_defaults import fill_settings
+from freetoken.hardware.profiles import load_profile
 
 
 @pytest.fixture
@@ -86,3 +90,56 @@ def test_a_busy_port_costs_no_heavy_import(folder: Path) -> None:
         "2 []",
         f"error: port {port} on 127.0.0.1 is already in use",
     )
+
+
+GIVEN: dict[str, Any] = dict.fromkeys((
+    "device", "gpu", "strategy", "expert_slots", "kv_tokens", "max_running_requests", "prefill_chunk_tokens",
+    "cpu_threads", "embed_on_host", "experts_from",
+))  # fmt: skip
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freetoken.hardware.probe.probe_hardware", lambda _: load_profile("cpu-only-16gb"))
+
+
+def test_what_is_left_out_is_planned_and_what_is_given_is_obeyed(
+    no_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = paths.package_data("demo-moe")
+    assert fill_settings(folder, GIVEN) == {
+        "device": "cpu", "strategy": "fused", "expert_slots": 0, "kv_tokens": 8192, "max_running_requests": 1,
+        "prefill_chunk_tokens": 4096, "cpu_threads": 12, "embed_on_host": False, "experts_from": "ram",
+    }  # fmt: skip
+    assert capsys.readouterr().err.startswith("planned: cpu, fused, KV 8,192 tokens, ")
+    some = GIVEN | {"expert_slots": 40, "kv_tokens": 3000, "cpu_threads": 0, "prefill_chunk_tokens": 64}
+    assert fill_settings(folder, some) == {
+        "device": "cpu", "strategy": "offload", "expert_slots": 40, "kv_tokens": 3000, "max_running_requests": 1,
+        "prefill_chunk_tokens": 64, "cpu_threads": 0, "embed_on_host": False, "experts_from": "disk",
+    }  # fmt: skip
+    few = fill_settings(folder, GIVEN | {"expert_slots": 0, "strategy": "offload"})
+    assert (few["strategy"], few["expert_slots"]) == ("offload", 0)
+
+
+def test_a_gpu_is_taken_where_there_is_one_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freetoken.hardware.probe.probe_hardware", lambda _: load_profile("rtx-3060-laptop-6gb"))
+    folder = paths.package_data("demo-moe")
+    planned = fill_settings(folder, GIVEN)
+    assert (planned["device"], planned["strategy"], planned["gpu"] is not None) == ("cuda", "fused", True)
+    assert "gpu" not in fill_settings(folder, GIVEN | {"device": "cpu"})
+
+
+def test_with_every_flag_given_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freetoken.cli.serve_defaults._plan", lambda *_: pytest.fail("planned"))
+    given = {
+        "device": "cpu", "strategy": "cpu", "kv_tokens": 64, "max_running_requests": 1, "prefill_chunk_tokens": 64,
+        "embed_on_host": False, "experts_from": "auto",
+    }  # fmt: skip
+    assert fill_settings(Path("nowhere"), GIVEN | given) == given
+
+
+def test_what_does_not_fit_is_refused_with_flags_to_type(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--port", "0", "--kv-tokens", "100m") == 3
+    error, *_, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: `demo-moe` needs 201 GiB of RAM at its peak (prefill), ")
+    assert hint.startswith("hint: `--kv-tokens 8192`")
