@@ -1,1 +1,1 @@
-"""Knobs to Optuna: finds the fastest setting that fits."""
+"""The autotuner: model, verify, probe. It launches nothing and measures nothing itself; `deploy` and `bench` do."""

@@ -1,0 +1,92 @@
+"""A study's trials as observations and back: what is written beside a trial, and how it is told to Optuna.
+
+Infeasible points keep their violation as a constraint, which a trial told as FAIL would lose: the planner's no is told
+as PRUNED, a crash as COMPLETE with the worst figure so far (as PRUNED while there is none), so that the GP sampler,
+which does not look at pruned trials, still learns where the machine ends.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from freetoken.tuner.objectives import Limit, Objective
+from freetoken.tuner.values import INFEASIBLE, Observation, Outcome, Stage
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+MEMORY = "memory_bytes"
+OUTCOME, STAGE, START, REASON = "outcome", "stage", "start", "reason"
+PREDICTED, HOST = "predicted_cost", "host"
+
+
+def read_history(study: Study) -> list[Observation]:
+    """Every finished trial that left an outcome, in order."""
+    found = []
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.is_finished() and (one := read_trial(trial)) is not None:
+            found.append(one)
+    return found
+
+
+def read_trial(trial: FrozenTrial) -> Observation | None:
+    """The trial as an observation; None where it left no outcome (its process died)."""
+    attributes = trial.user_attrs
+    if OUTCOME not in attributes:
+        return None
+    return Observation(
+        number=trial.number,
+        point=dict(trial.params),
+        stage=attributes.get(STAGE, ""),
+        start=attributes.get(START, 0),
+        outcome=Outcome.model_validate(json.loads(attributes[OUTCOME])),
+        predicted_cost=attributes.get(PREDICTED),
+    )
+
+
+def mark(trial: Trial, *, stage: Stage, reason: str, start: int, predicted_cost: float | None) -> None:
+    """Writes beside a trial why it is tried, before anything starts."""
+    values = {STAGE: stage, REASON: reason, START: start, PREDICTED: predicted_cost, HOST: platform.node()}
+    for key, value in values.items():
+        trial.set_user_attr(key, value)
+
+
+def tell(
+    study: Study, trial: Trial, outcome: Outcome, objectives: Sequence[Objective], limits: Sequence[Limit] = ()
+) -> None:
+    """Finishes a trial with what came of it."""
+    from optuna.trial import TrialState
+
+    trial.set_user_attr(OUTCOME, outcome.model_dump_json())
+    if outcome.kind in ("invalid", "stopped"):
+        study.tell(trial, state=TrialState.FAIL)
+        return
+    is_infeasible = outcome.kind in INFEASIBLE
+    trial.set_constraint(MEMORY, float(max(1, outcome.violation_bytes)) if is_infeasible else 0.0)
+    measurement = outcome.measurement
+    for limit in limits:
+        excess = limit.excess(measurement) if measurement is not None else None
+        trial.set_constraint(limit.name, excess or 0.0)
+    figures = [one.read(measurement) for one in objectives] if measurement is not None else []
+    if is_infeasible:
+        figures = [] if outcome.kind == "refused" else _worst_figures(study, objectives)
+    values = [one for one in figures if one is not None]
+    if len(values) == len(objectives):
+        study.tell(trial, values)
+    else:
+        study.tell(trial, state=TrialState.PRUNED)
+
+
+def _worst_figures(study: Study, objectives: Sequence[Objective]) -> list[float | None]:
+    worst: list[float | None] = [None] * len(objectives)
+    for one in study.get_trials(deepcopy=False):
+        if one.values is None:
+            continue
+        for index, objective in enumerate(objectives):
+            value, pick = one.values[index], max if objective.direction == "minimize" else min
+            worst[index] = value if worst[index] is None else pick(value, worst[index] or value)
+    return worst

@@ -1,0 +1,208 @@
+"""The search space: the knobs that an adapter declares, within the bounds of the recipe and of this machine.
+
+A value that the recipe fixes is kept and is no knob. Knobs that change answers are turned only where
+`allow_quality_changes` lists them. What cannot pay is left to the planner: the memory ratio follows from slots and
+KV, the loading mode changes the start alone, CPU layers do what `hybrid` does better, and requests beyond the
+workload's concurrency only take memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from freetoken.tuner.values import Point, TunerModel
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from freetoken.adapters.base import EngineAdapter, Knob
+    from freetoken.planner.plan import PlanRequest
+
+Scalar = str | int | float | bool
+_LEFT_TO_PLANNER = frozenset({"memory_ratio", "expert_load", "cpu_layers", "max_running_requests"})
+#: Strategies under which a knob does anything; all of them where a knob is not named.
+_ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "expert_slots": ("offload", "hybrid"),
+    "fetch_ratio": ("hybrid",),
+    "cpu_threads": ("hybrid", "cpu"),
+    "prefill_overlap": ("offload", "hybrid", "cpu"),
+}
+_GRID = 20
+
+
+class Parameter(TunerModel):
+    """One knob with its bounds. `choices` in order; else `low` to `high`."""
+
+    name: str
+    cost: Literal["live", "restart"]
+    kind: Literal["choice", "integer", "share"]
+    choices: tuple[Scalar, ...] = ()
+    low: float = 0
+    high: float = 0
+    is_log: bool = False
+    changes_answers: bool = False
+    #: Strategies under which the knob does anything; () = all.
+    only_with: tuple[str, ...] = ()
+
+    def is_relevant(self, strategy: Any) -> bool:
+        """Whether turning the knob can do anything under `strategy`."""
+        return strategy is None or not self.only_with or strategy in self.only_with
+
+    def values(self) -> tuple[Scalar, ...]:
+        """Values worth a look: all choices, or a grid over the range."""
+        if self.kind == "choice":
+            return self.choices
+        if self.kind == "share":
+            return tuple(round(self.low + (self.high - self.low) * step / _GRID, 4) for step in range(_GRID + 1))
+        low, high = int(self.low), int(self.high)
+        if high - low <= _GRID:
+            return tuple(range(low, high + 1))
+        ratio = math.log(high / max(1, low)) / _GRID
+        return tuple(sorted({round(max(1, low) * math.exp(ratio * step)) for step in range(_GRID + 1)}))
+
+    def clip(self, value: Any) -> Any:
+        """`value` within the bounds; the nearest choice where it is none of them."""
+        if self.kind == "choice":
+            return value if value in self.choices else _nearest(value, self.choices)
+        if self.kind == "share":
+            return min(self.high, max(self.low, float(value)))
+        return int(min(self.high, max(self.low, round(float(value)))))
+
+
+class Space(TunerModel):
+    """All knobs of a study, in a fixed order, and the concurrency and sizes below which nothing may go."""
+
+    parameters: tuple[Parameter, ...] = Field(min_length=1)
+
+    def __iter__(self) -> Iterator[Parameter]:  # type: ignore[override]
+        return iter(self.parameters)
+
+    def __getitem__(self, name: str) -> Parameter:
+        return next(one for one in self.parameters if one.name == name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(one.name == name for one in self.parameters)
+
+    @property
+    def restart_names(self) -> tuple[str, ...]:
+        """Knobs that cost a start."""
+        return tuple(one.name for one in self.parameters if one.cost == "restart")
+
+    def start_key(self, point: Point) -> tuple[Any, ...]:
+        """What two points must share to be measured in one start of the engine."""
+        return tuple(point.get(name) for name in self.restart_names)
+
+    def clip(self, point: Point) -> Point:
+        """`point` with every knob within its bounds; what is missing gets the first value."""
+        return {one.name: one.clip(point.get(one.name, one.values()[0])) for one in self.parameters}
+
+    def canonical(self, point: Point) -> Point:
+        """`point` with knobs that do nothing under its strategy at their first value: equal effects, equal points."""
+        strategy = point.get("strategy")
+        return {one.name: point[one.name] if one.is_relevant(strategy) else one.values()[0] for one in self.parameters}
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The space as Optuna has it."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        found: dict[str, BaseDistribution] = {}
+        for one in self.parameters:
+            if one.kind == "choice":
+                found[one.name] = CategoricalDistribution(one.choices)
+            elif one.kind == "share":
+                found[one.name] = FloatDistribution(one.low, one.high)
+            else:
+                found[one.name] = IntDistribution(int(one.low), int(one.high), log=one.is_log)
+        return found
+
+
+def make_space(request: PlanRequest, adapter: EngineAdapter) -> Space | None:
+    """The knobs that are free for `request`; None where the recipe fixes all that the engine has."""
+    parameters = [one for knob in adapter.knobs if (one := _make_parameter(request, adapter, knob)) is not None]
+    if any(one.name == "strategy" for one in parameters):
+        parameters = [one.model_copy(update={"only_with": _only_with(request, one.name)}) for one in parameters]
+    return Space(parameters=tuple(parameters)) if parameters else None
+
+
+def _only_with(request: PlanRequest, name: str) -> tuple[str, ...]:
+    # Without a GPU the CPU's threads do everything, whatever the strategy.
+    return () if name == "cpu_threads" and not request.hardware.gpus else _ONLY_WITH.get(name, ())
+
+
+def _make_parameter(request: PlanRequest, adapter: EngineAdapter, knob: Knob) -> Parameter | None:
+    recipe = request.recipe
+    if knob.name in _LEFT_TO_PLANNER:
+        return None
+    value = getattr(recipe.settings, knob.name)
+    if knob.changes_answers:
+        if knob.name not in recipe.allow_quality_changes or value != "model":
+            return None
+    elif value != "auto":
+        return None
+    if knob.name == "expert_slots":
+        return _slots(request, adapter, knob)
+    if knob.name == "kv_tokens":
+        return _kv_tokens(request, knob)
+    choices = tuple(knob.choices) or _range_choices(request, knob)
+    choices = tuple(_useful_choices(request, knob.name, choices))
+    if knob.name == "fetch_ratio":
+        return Parameter(name=knob.name, cost=knob.cost, kind="share", low=0.0, high=1.0)
+    if len(choices) < 2:
+        return None
+    return Parameter(
+        name=knob.name, cost=knob.cost, kind="choice", choices=choices, changes_answers=knob.changes_answers
+    )
+
+
+def _slots(request: PlanRequest, adapter: EngineAdapter, knob: Knob) -> Parameter | None:
+    ranges = [adapter.memory_model.slot_range(request, one) for one in adapter.memory_model.candidates(request)]
+    real = [one for one in ranges if one[1] > one[0]]
+    if not real:
+        return None
+    low, high = min(one[0] for one in real), max(one[1] for one in real)
+    return Parameter(name=knob.name, cost=knob.cost, kind="integer", low=max(1, low), high=high, is_log=True)
+
+
+def _kv_tokens(request: PlanRequest, knob: Knob) -> Parameter | None:
+    """From the workload's need up to half as much again; more only pays where a shared prefix can be kept."""
+    needed = request.recipe.workload.kv_tokens
+    if request.recipe.workload.shared_prefix_tokens == 0:
+        return None
+    return Parameter(name=knob.name, cost=knob.cost, kind="integer", low=needed, high=needed + needed // 2)
+
+
+def _range_choices(request: PlanRequest, knob: Knob) -> tuple[Scalar, ...]:
+    if knob.name == "cpu_threads":
+        # One thread for each core that may be used; hyper-threads add nothing to a job bound by memory.
+        cores = max(1, request.hardware.cpu.usable_cores)
+        return tuple(sorted({max(1, round(cores * share)) for share in (0.25, 0.5, 0.75, 1.0)}))
+    if knob.low is None or knob.high is None:
+        return ()
+    return tuple(range(int(knob.low), int(knob.high) + 1)) if knob.high - knob.low <= _GRID else ()
+
+
+def _useful_choices(request: PlanRequest, name: str, choices: Iterable[Scalar]) -> Iterator[Scalar]:
+    """Choices that can differ for this workload: chunks up to the first that holds the whole context, and so on."""
+    workload = request.recipe.workload
+    has_reuse = workload.turns > 1 or workload.shared_prefix_tokens > 0
+    for one in choices:
+        if name == "prefill_chunk_tokens" and int(one) >= 2 * max(256, workload.context_tokens):
+            continue
+        if name == "prefix_cache" and not has_reuse and one is False:
+            continue
+        if name == "embed_on_host" and one is True and request.shape.tie_embeddings:
+            continue
+        yield one
+    if name == "state_dtype":
+        yield "model"
+
+
+def _nearest(value: Any, choices: tuple[Scalar, ...]) -> Scalar:
+    numbers = [one for one in choices if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and numbers:
+        return min(numbers, key=lambda one: abs(one - value))
+    return choices[0]

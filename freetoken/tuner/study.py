@@ -1,0 +1,289 @@
+"""The study: asks the method for a point, has it launched and measured, and keeps what came of it.
+
+A trial can die in any way: what an engine does is an outcome, what the process itself does (a kill, a power cut)
+leaves a trial RUNNING, which the next process fails and enqueues again. One start may hold several trials, since live
+knobs are turned inside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from freetoken.tuner import history as trials
+from freetoken.tuner.launching import Launcher
+from freetoken.tuner.method import Method, distinct_starts
+from freetoken.tuner.objectives import Limit, Objective, missed_limits, pareto_front
+from freetoken.tuner.sampler import ModelSampler
+from freetoken.tuner.site import Forecast, Site
+from freetoken.tuner.stop import should_stop
+from freetoken.tuner.values import Observation, Outcome, Point
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+    from optuna.trial import Trial
+
+#: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
+RETRIES = 1
+
+
+class Budget(NamedTuple):
+    """What a search may take; None = no limit."""
+
+    seconds: float | None = None
+    trials: int | None = None
+    starts: int | None = None
+    #: Kept back for the confirmation.
+    reserve_s: float = 0.0
+
+
+class Progress(NamedTuple):
+    """What a caller shows: what is tried and why, the best so far, the time left."""
+
+    event: str  # `trial`, `done`, `stop`, `resume`
+    message: str
+    number: int = 0
+    stage: str = ""
+    point: Point = {}
+    best_figure: float | None = None
+    left_s: float | None = None
+    start: int = 0
+
+
+@dataclass
+class SearchEnd:
+    """How a search ended."""
+
+    observations: list[Observation]
+    best: Observation | None
+    front: tuple[Observation, ...]
+    reason: str
+    starts: int = 0
+    misses: tuple[str, ...] = ()
+
+
+@dataclass
+class Search:
+    """One search over a site with a launcher, recorded in an Optuna study."""
+
+    site: Site
+    launcher: Launcher
+    objectives: Sequence[Objective]
+    limits: Sequence[Limit] = ()
+    budget: Budget = field(default_factory=lambda: Budget())
+    storage: BaseStorage | str | None = None
+    name: str = "search"
+    seed: int | None = None
+    say: Callable[[Progress], None] = lambda progress: None
+    clock: Callable[[], float] = time.monotonic
+    #: What ends a search before its budget; None leaves that to the budget alone.
+    stop_rule: Callable[..., str | None] | None = should_stop
+    #: Told after every trial, e.g. to keep rows in the store.
+    on_trial: Callable[[Observation], None] = lambda observation: None
+    _running_key: tuple[object, ...] | None = field(default=None, init=False)
+    _running_start: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.method = Method(self.site, self.objectives, self.limits, can_resize=self.launcher.can_resize)
+        self.sampler = ModelSampler(self.method, seed=self.seed)
+        self.study = open_study(self.name, self.storage, self.objectives, self.sampler)
+        self.began_s = self.clock()
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def run(self) -> SearchEnd:
+        """Tries points until a budget or the stopping rule ends it. Ctrl-C keeps what is known and passes on."""
+        requeued = recover_stale(self.study)
+        if requeued:
+            self.say(Progress("resume", f"{requeued} trial(s) of a process that is gone will be tried again"))
+        while (reason := self._why_stop()) is None:
+            self.step()
+        best = self._best()
+        self.say(Progress("stop", reason, best_figure=best, left_s=self.left_s()))
+        return self.end(reason)
+
+    def end(self, reason: str) -> SearchEnd:
+        """What is known now."""
+        history = trials.read_history(self.study)
+        best = self.method.best(history)
+        misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
+        front = pareto_front(history, self.objectives, self.limits)
+        return SearchEnd(history, best, front, reason, distinct_starts(history), misses)
+
+    def left_s(self) -> float | None:
+        """Seconds of the budget that are left."""
+        if self.budget.seconds is None:
+            return None
+        return max(0.0, self.budget.seconds - (self.clock() - self.began_s))
+
+    def step(self) -> Observation:
+        """One trial, from the question to the told answer."""
+        self.sampler.running_start = self._running_start
+        trial = self.study.ask(self.site.space.distributions())
+        point = dict(trial.params)
+        # What the sampler wrote stands in the storage; the trial at hand was made before.
+        said = self.study._storage.get_trial(trial._trial_id).user_attrs
+        stage, reason = str(said.get(trials.STAGE, "search")), str(said.get(trials.REASON, ""))
+        start = self._start_for(point, stage)
+        trials.mark(trial, stage=stage, reason=reason, start=start, predicted_cost=said.get(trials.PREDICTED))
+        self.say(Progress("trial", reason, trial.number, stage, point, self._best(), self.left_s(), start))
+        began_s = self.clock()
+        try:
+            outcome = self.evaluate(point, start, stage)
+        except BaseException:
+            self._abandon(trial)
+            raise
+        return self._keep(trial, outcome.model_copy(update={"duration_s": self.clock() - began_s}))
+
+    def evaluate(self, point: Point, start: int, stage: str = "") -> Outcome:
+        """Refused by the planner, or started (resized where that is enough) and measured."""
+        if (refused := self._refusal(point, stage)) is not None:
+            return refused
+        key = self._key(point)
+        if key == self._running_key:
+            outcome = self.launcher.resize(point)
+        else:
+            self._running_key, self._running_start = None, 0
+            outcome = self.launcher.start(point)
+        if outcome.kind == "ok":
+            self._running_key, self._running_start = key, start
+            outcome = self.launcher.measure()
+        if outcome.kind not in ("ok", "invalid"):
+            self._running_key, self._running_start = None, 0
+            self.launcher.stop()
+        return outcome
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def _refusal(self, point: Point, stage: str = "") -> Outcome | None:
+        """The planner's no, which costs no launch. The engine's default may use the headroom: it knows of none."""
+        forecast = self.site.forecast(point)
+        if forecast is None:
+            return Outcome(kind="refused", violation_bytes=1, words="the engine has no such setting here")
+        slots = self.method.slots_of(point, forecast)
+        missing = max(forecast.missing_bytes, forecast.peak_at(slots) - forecast.limit_bytes)
+        # What was measured counts for more than the plan: room that a peak has shown may be used.
+        missing = min(missing, round(self._measured_excess(forecast, slots))) if missing > 0 else missing
+        if missing <= (forecast.headroom_bytes if stage == "default" else 0):
+            return None
+        return Outcome(kind="refused", violation_bytes=max(1, missing), words=f"{missing:,} bytes are missing by plan")
+
+    def _measured_excess(self, forecast: Forecast, slots: int) -> float:
+        chunk = forecast.settings.prefill_chunk_tokens
+        return forecast.peak_at(slots) + self.method.memory.excess_bytes(chunk, 0.0) - forecast.limit_bytes
+
+    def _key(self, point: Point) -> tuple[object, ...]:
+        return self.site.space.start_key(self.site.space.canonical(point))
+
+    def _start_for(self, point: Point, stage: str) -> int:
+        """The start a point belongs to: the running one, a new one, or 0 for what is refused."""
+        if self._refusal(point, stage) is not None:
+            return 0
+        if self._running_start and self._key(point) == self._running_key:
+            return self._running_start
+        used = [one.user_attrs.get(trials.START, 0) for one in self.study.get_trials(deepcopy=False)]
+        return max(used, default=0) + 1
+
+    def _keep(self, trial: Trial, outcome: Outcome) -> Observation:
+        trials.tell(self.study, trial, outcome, self.objectives, self.limits)
+        found = trials.read_trial(self.study.get_trials(deepcopy=False)[trial.number])
+        assert found is not None
+        retries = trial.user_attrs.get("retries", 0)
+        if outcome.kind == "invalid" and retries < RETRIES:
+            attributes = {trials.STAGE: found.stage, "retries": retries + 1, "retry_of": trial.number}
+            self.study.enqueue_trial(found.point, user_attrs=attributes)
+        self.on_trial(found)
+        self.say(
+            Progress("done", _describe(outcome, self.objectives), trial.number, found.stage, found.point, self._best(),
+                     self.left_s(), found.start)
+        )  # fmt: skip
+        return found
+
+    def _abandon(self, trial: Trial) -> None:
+        """Interrupted: the trial is failed and enqueued for whoever resumes."""
+        self._running_key, self._running_start = None, 0
+        fail_and_requeue(self.study, trial.number)
+
+    def _best(self) -> float | None:
+        cost = self.method.best_cost(trials.read_history(self.study))
+        return self.objectives[0].to_cost(cost) if cost is not None else None
+
+    def _why_stop(self) -> str | None:
+        history = trials.read_history(self.study)
+        budget = self.budget
+        if budget.seconds is not None and self.clock() - self.began_s >= budget.seconds - budget.reserve_s:
+            return "the time is used up"
+        if budget.trials is not None and len(history) >= budget.trials:
+            return f"{budget.trials} trials were made"
+        if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
+            return None
+        self.sampler.running_start = self._running_start
+        proposal = self.sampler.peek(self.study)
+        if not proposal.is_live and budget.starts is not None and distinct_starts(history) >= budget.starts:
+            return f"{budget.starts} starts were made"
+        if self.stop_rule is None or proposal.is_live:
+            return None
+        return self.stop_rule(proposal.gain, self.method.noise(history), history, self.objectives[0], self.limits)
+
+
+def _describe(outcome: Outcome, objectives: Sequence[Objective]) -> str:
+    if outcome.measurement is None:
+        return f"{outcome.kind}: {outcome.words}" if outcome.words else outcome.kind
+    figures = [(one, one.read(outcome.measurement)) for one in objectives]
+    return ", ".join(f"{one.name} {figure:.4g} {one.unit}" for one, figure in figures if figure is not None)
+
+
+# --- the storage
+
+
+def open_study(
+    name: str, storage: BaseStorage | str | None, objectives: Sequence[Objective], sampler: ModelSampler
+) -> Study:
+    """The study `name`, made where it is new. Raises what Optuna raises where the storage cannot be used."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        study_name=name,
+        storage=storage,
+        sampler=sampler,
+        directions=[one.direction for one in objectives],
+        load_if_exists=True,
+    )
+
+
+def recover_stale(study: Study) -> int:
+    """Fails the trials that a dead process left RUNNING and enqueues them again; how many there were.
+
+    The caller holds the machine's lock on the device, so nobody else of this machine is at work. In a storage that
+    several machines share, the heartbeat tells whose process still lives.
+    """
+    from optuna.trial import TrialState
+
+    stale = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    own = [one for one in stale if _is_ours(one.user_attrs.get(trials.HOST))]
+    for one in own:
+        fail_and_requeue(study, one.number)
+    return len(own)
+
+
+def _is_ours(host: str | None) -> bool:
+    import platform
+
+    return host is None or host == platform.node()
+
+
+def fail_and_requeue(study: Study, number: int) -> None:
+    """Fails a trial that lost its process and enqueues its point, if it had one, once more."""
+    from optuna.trial import TrialState
+
+    trial = study.get_trials(deepcopy=False)[number]
+    study._storage.set_trial_state_values(trial._trial_id, state=TrialState.FAIL)
+    times = trial.user_attrs.get("resumed", 0)
+    if trial.params and times < 2:
+        attributes = {trials.STAGE: trial.user_attrs.get(trials.STAGE, "search"), "resumed": times + 1,
+                      trials.REASON: f"trial {number} lost its process"}  # fmt: skip
+        study.enqueue_trial(dict(trial.params), user_attrs=attributes)
