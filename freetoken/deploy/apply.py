@@ -259,7 +259,8 @@ class Application:
             except BaseException as error:
                 self._go_back(running, error)
                 raise
-            self._finish(run, proof, replace(decision, plan=run.plan), decision.diff.action, ready_s)
+            proven = replace(decision, plan=run.plan, request=self.launcher.request or decision.request)
+            self._finish(run, proof, proven, decision.diff.action, ready_s)
         return self._result(replace(decision, plan=run.plan), run_dir=run.run_dir, proof=proof, argv=run.launch.argv)
 
     def _go_back(self, previous: Running | None, error: BaseException) -> None:

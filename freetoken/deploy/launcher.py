@@ -52,6 +52,8 @@ class Launcher:
     declared: dict[str, Any] = field(default_factory=dict)
     #: What failed starts taught, in words.
     corrections: list[str] = field(default_factory=list)
+    #: What the last start was planned for: the request with what earlier attempts taught.
+    request: PlanRequest | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -59,6 +61,7 @@ class Launcher:
         """The proven run and the seconds it took; planned again where it failed for want of memory. NotReadyError."""
         for attempt in range(self.tools.max_retries + 1):
             began_s = time.monotonic()
+            self.request = request
             run = self.make_run(plan)
             try:
                 run, proof = self._start(run, request)

@@ -14,6 +14,7 @@ from freetoken.errors import FtError, UsageError
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import EngineAdapter
+    from freetoken.checkpoint.shape import ModelShape
     from freetoken.hardware.model import Hardware
     from freetoken.planner.plan import Calibration, Plan, PlanRequest, Refusal
     from freetoken.recipe.load import LoadedRecipe
@@ -62,7 +63,7 @@ def prepare_request(
         hardware=machine,
         shape=located.shape,
         engine_version=version,
-        calibration=read_calibration(machine, adapter, version, loaded, is_here=hardware is None),
+        calibration=read_calibration(machine, adapter, version, loaded, located.shape, is_here=hardware is None),
         model_path=str(located.path) if located.path is not None else None,
         download_bytes=located.download_bytes,
         model_note=located.note,
@@ -84,9 +85,19 @@ def prepare_plan(
 
 
 def read_calibration(
-    hardware: Hardware, adapter: EngineAdapter, version: str | None, loaded: LoadedRecipe, *, is_here: bool
+    hardware: Hardware,
+    adapter: EngineAdapter,
+    version: str | None,
+    loaded: LoadedRecipe,
+    shape: ModelShape,
+    *,
+    is_here: bool,
 ) -> Calibration:
-    """What launches on this machine taught; nothing for a machine that is not here."""
+    """What launches on this machine taught; nothing for a machine that is not here.
+
+    Under the same engine version, attention backend, GPU generation and system; lines that follow from the model's
+    own tensors and the settings' counts under the same model alone.
+    """
     from freetoken.planner.plan import Calibration
 
     if not is_here:
@@ -94,8 +105,10 @@ def read_calibration(
     from freetoken.hardware.fingerprint import compute_fingerprint
     from freetoken.store.results import read_calibration as read_stored
 
-    context = make_line_context(hardware, adapter.name, version, loaded.recipe.settings.gpu)
-    return read_stored(context, compute_fingerprint(hardware, adapter.name, version))
+    settings = loaded.recipe.settings
+    attention = adapter.default_attention(shape) if settings.attention == "auto" else settings.attention
+    context = make_line_context(hardware, adapter.name, version, settings.gpu, attention)
+    return read_stored(context, compute_fingerprint(hardware, adapter.name, version), model_name=shape.name)
 
 
 def make_line_context(

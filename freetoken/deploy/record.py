@@ -15,13 +15,18 @@ from freetoken.hardware.fingerprint import compute_fingerprint
 from freetoken.supervisor.files import describe_os_error, read_events
 from freetoken.supervisor.launch import EVENTS_FILE
 
+#: Where an engine's output goes in its run folder (`Tools.log`).
+LOG_FILE = "engine.log"
+#: Lines that are a count times a size: a correction of one stands for memory that went missing beside it.
+EXACT_LINES = ("expert_slots", "kv_cache", "linear_state")
+
 if TYPE_CHECKING:
     from freetoken.deploy.values import Proof
     from freetoken.planner.memory import Ledger
     from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
     from freetoken.store import Store
-    from freetoken.store.rows import DeploymentRow, MeasuredLine, ResultRow, RunFacts, RunRow
+    from freetoken.store.rows import DeploymentRow, LineContext, MeasuredLine, ResultRow, RunFacts, RunRow
 
 
 def record_success(
@@ -46,7 +51,13 @@ def record_success(
         run=_make_run(name, run_dir, plan, outcome="ready", ready_s=ready_s),
         deployment=_make_declaration(name, action, run_dir, recipe, plan),
         context=context,
-        lines=make_measured_lines(plan, proof, request),
+        lines=make_measured_lines(
+            plan,
+            proof,
+            request,
+            told=measure_from_log(run_dir, plan, proof),
+            lacked=find_lacking(request, read_residuals(context, plan.model_name)),
+        ),
         results=(_make_result(recipe, run_dir, plan, proof),),
     )
     return _keep(run_dir, facts)
@@ -79,15 +90,59 @@ def record_stop(run_id: str, exit_code: int | None) -> str | None:
         return f"not recorded: {error.message}"
 
 
-def make_measured_lines(plan: Plan, proof: Proof, request: PlanRequest) -> tuple[MeasuredLine, ...]:
-    """Planned against measured bytes of every line that could be measured."""
+def measure_from_log(run_dir: Path, plan: Plan, proof: Proof) -> dict[str, int]:
+    """Lines that the engine's API does not tell and its log does; none where there is no log to read."""
+    from freetoken.adapters import get_adapter
+
+    try:
+        log = (run_dir / LOG_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return get_adapter(plan.engine).measure_lines(plan, log, proof.vram_bytes)
+
+
+def read_residuals(context: LineContext, model_name: str) -> dict[str, int]:
+    """What the store knew before this launch, by line; nothing where it cannot be read."""
+    from freetoken.store.results import read_calibration
+
+    try:
+        return {one.key: one.bytes for one in read_calibration(context, model_name=model_name).residuals}
+    except FtError:
+        return {}
+
+
+def find_lacking(request: PlanRequest, known: dict[str, int]) -> frozenset[str]:
+    """Lines that starts of this very apply died of: corrected further than anything the store knew."""
+    residuals = request.calibration.residuals
+    return frozenset(one.key for one in residuals if one.bytes > max(0, known.get(one.key, 0)))
+
+
+def make_measured_lines(
+    plan: Plan,
+    proof: Proof,
+    request: PlanRequest,
+    *,
+    told: dict[str, int] | None = None,
+    lacked: frozenset[str] = frozenset(),
+) -> tuple[MeasuredLine, ...]:
+    """Planned against measured bytes of every line that could be measured; `told` beside what the proof has.
+
+    A line of `lacked` counts as large as it had to be planned for the start to succeed, whatever is measured of it:
+    memory went missing there, and the next plan must not die of it again.
+    """
     from freetoken.store.rows import MeasuredLine
 
+    sizes = {**(told or {}), **proof.measured_bytes}
     corrections = {one.key: one.bytes for one in request.calibration.residuals}
     found = []
     for ledger in (one for one in (plan.vram, plan.ram) if one is not None):
         for line in ledger.lines:
-            measured = _measured_bytes(ledger, line.key, plan, proof)
+            measured = _measured_bytes(ledger, line.key, plan, sizes)
+            if line.key in lacked and not _is_shadowed(ledger, line.key, plan):
+                measured = line.bytes if measured is None else max(measured, line.bytes)
+            elif line.key in EXACT_LINES and corrections.get(line.key, 0) > 0:
+                # A count times a size is as large as ever; what an earlier start lacked is lacking all the same.
+                continue
             if measured is not None:
                 found.append(
                     MeasuredLine(
@@ -101,12 +156,14 @@ def make_measured_lines(plan: Plan, proof: Proof, request: PlanRequest) -> tuple
     return tuple(found)
 
 
-def _measured_bytes(ledger: Ledger, key: str, plan: Plan, proof: Proof) -> int | None:
+def _measured_bytes(ledger: Ledger, key: str, plan: Plan, sizes: dict[str, int]) -> int | None:
     # The engine names what it allocated by the planner's keys, without saying where; on a GPU that is VRAM, but
     # for the lines that only exist in host memory.
-    if ledger.kind == "ram" and plan.vram is not None and plan.vram.line(key) is not None:
-        return None
-    return proof.measured_bytes.get(key)
+    return None if _is_shadowed(ledger, key, plan) else sizes.get(key)
+
+
+def _is_shadowed(ledger: Ledger, key: str, plan: Plan) -> bool:
+    return ledger.kind == "ram" and plan.vram is not None and plan.vram.line(key) is not None
 
 
 def _keep(run_dir: Path, facts: RunFacts) -> str | None:

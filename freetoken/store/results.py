@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 #: Launches that a residual is averaged over, newest first: old drivers and settings fade out.
 RESIDUAL_RUNS = 8
+#: Lines that come with an engine, a driver and a GPU generation, whatever the model.
+ENGINE_LINES = ("cuda_context", "allocator", "cuda_graphs", "autotune_scratch", "attention_workspace", "runtime")
 _JSON_COLUMNS = frozenset({"hardware", "recipe", "plan", "data", "settings", "metrics"})
 
 
@@ -59,14 +61,14 @@ def read_store(path: Path | None = None) -> Store | None:
 
 
 def read_calibration(
-    context: LineContext, fingerprint: str | None = None, *, path: Path | None = None
+    context: LineContext, fingerprint: str | None = None, *, model_name: str | None = None, path: Path | None = None
 ) -> Calibration:  # fmt: skip
     """What earlier launches say, or an empty calibration where there were none. Makes no file."""
     store = read_store(path)
     if store is None:
         return Calibration()
     with store:
-        return store.read_calibration(context, fingerprint)
+        return store.read_calibration(context, fingerprint, model_name)
 
 
 class Store:
@@ -209,21 +211,31 @@ class Store:
             MeasuredLine, f"SELECT {names} FROM measured_lines WHERE run_id = ? ORDER BY ledger, key", (run_id,)
         )
 
-    def read_calibration(self, context: LineContext, fingerprint: str | None = None) -> Calibration:
+    def read_calibration(
+        self, context: LineContext, fingerprint: str | None = None, model_name: str | None = None
+    ) -> Calibration:  # fmt: skip
         """Residuals of earlier launches under the same `context`, and how far off plans on this machine have been.
 
         A residual is the mean of measured - (planned - correction) over the newest `RESIDUAL_RUNS` launches. Without
-        an attention backend in `context`, which is the case before one is chosen, launches with any count.
+        an attention backend in `context`, which is the case before one is chosen, launches with any count. With
+        `model_name`, other models' launches count for the lines alone that every model shares (`ENGINE_LINES`).
         """
         machine = self._one("SELECT id FROM machines WHERE fingerprint = ?", (fingerprint,)) if fingerprint else None
         error_ratio, launches = (
             self._read_error(machine["id"] if machine else None) if machine or not fingerprint else (None, 0)
         )
-        return Calibration(residuals=self._read_residuals(context), mean_error_ratio=error_ratio, launches=launches)
+        return Calibration(
+            residuals=self._read_residuals(context, model_name), mean_error_ratio=error_ratio, launches=launches
+        )
 
-    def _read_residuals(self, context: LineContext) -> tuple[Residual, ...]:
+    def _read_residuals(self, context: LineContext, model_name: str | None) -> tuple[Residual, ...]:
         facts = context.model_dump(exclude={"attention"} if context.attention is None else None)
         same = " AND ".join(f"{name} IS ?" for name in facts)
+        values = list(facts.values())
+        if model_name is not None:
+            shared = ", ".join("?" for _ in ENGINE_LINES)
+            same += f" AND (key IN ({shared}) OR run_id IN (SELECT id FROM runs WHERE model_name = ?))"
+            values += [*ENGINE_LINES, model_name]
         query = f"""
             SELECT key, CAST(ROUND(AVG(measured_bytes - planned_bytes + correction_bytes)) AS INTEGER) AS bytes,
                    COUNT(*) AS runs
@@ -232,7 +244,7 @@ class Store:
             WHERE age <= {RESIDUAL_RUNS} GROUP BY key ORDER BY key
         """
         with database.in_words(self.path):
-            rows = self.connection.execute(query, tuple(facts.values())).fetchall()
+            rows = self.connection.execute(query, tuple(values)).fetchall()
         return tuple(Residual(key=row["key"], bytes=row["bytes"], runs=row["runs"]) for row in rows)
 
     def _read_error(self, machine_id: int | None) -> tuple[float | None, int]:

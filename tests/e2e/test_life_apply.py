@@ -11,8 +11,11 @@ import pytest
 
 from freetoken.deploy import runs, stop
 from freetoken.deploy.apply import RefusedError
+from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import Step
 from freetoken.errors import FtError, NotReadyError, UsageError
+from freetoken.planner.budget import describe_track_record
+from freetoken.recipe.load import load_recipe
 from freetoken.store import open_store
 from freetoken.supervisor import register
 from freetoken.supervisor.process import ProcessId, is_alive
@@ -131,6 +134,30 @@ def test_a_start_that_runs_out_of_memory_is_planned_again_by_the_exact_overshoot
     with open_store() as store:
         assert [(one.id, one.outcome) for one in store.list_runs()] == [(ready.name, "ready"), (failed.name, "failed")]
     assert lab.apply(engine="--most-slots, '70'", expert_slots="auto").diff.action == "nothing"
+    stop_all()
+
+
+def test_what_a_start_lacked_corrects_the_next_plan_which_says_how_far_off_it_was(lab: Lab) -> None:
+    first = lab.apply(engine="--most-slots, '70'", expert_slots="auto")
+    assert first.proof is not None
+    assert (first.proof.expert_slots, len(first.corrections)) == (70, 1)
+    stop_all()
+    loaded = load_recipe(str(lab.write_recipe(engine="--most-slots, '70'", expert_slots="auto")))
+    request = prepare_request(loaded, tools=make_tools())
+    learnt = {one.key: (one.bytes, one.runs) for one in request.calibration.residuals}
+    assert learnt["expert_slots"] == (30 * SLOT_BYTES, 1)
+    assert request.calibration.launches == 1
+    # The second apply starts at once: no start dies of what is known.
+    before = len(lab.run_dirs())
+    second = lab.apply(engine="--most-slots, '70'", expert_slots="auto")
+    assert second.proof is not None
+    assert (second.proof.expert_slots, second.corrections, len(lab.run_dirs())) == (70, (), before + 1)
+    stop_all()
+    again = prepare_request(loaded, tools=make_tools()).calibration
+    assert {one.key: one.bytes for one in again.residuals}["expert_slots"] == 30 * SLOT_BYTES
+    assert describe_track_record(request.model_copy(update={"calibration": again})) == (
+        f"plans were {again.mean_error_ratio:.1%} off on average over 2 launches here"
+    )
     stop_all()
 
 

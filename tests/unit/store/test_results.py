@@ -142,3 +142,19 @@ def test_a_reader_sees_what_a_writer_that_is_still_open_has_committed(store, pat
     assert read_calibration(CONTEXT, path=path).residuals == (Residual(key="kv_cache", bytes=10, runs=1),)
     with open_store(path) as second:
         assert second.list_measured_lines("r1") == (make_line("kv_cache", 100, 110),)
+
+
+def test_lines_of_another_model_correct_only_what_every_model_shares(store):
+    for name, run in (("one", "r1"), ("other", "r2")):
+        store.record_run(make_run(run).model_copy(update={"model_name": name}))
+    store.record_measured_lines(
+        "r1", [make_line("allocator", 100, 130), make_line("dense_weights", 1000, 1500)], CONTEXT
+    )
+
+    def learnt(context, model):
+        return {one.key: one.bytes for one in store.read_calibration(context, model_name=model).residuals}
+
+    assert learnt(CONTEXT, "one") == {"allocator": 30, "dense_weights": 500}
+    assert learnt(CONTEXT, "other") == {"allocator": 30}
+    assert learnt(CONTEXT.model_copy(update={"attention": "fi"}), "one") == {}
+    assert learnt(CONTEXT.model_copy(update={"os": "wsl"}), "one") == {}
