@@ -215,10 +215,8 @@ def _clean_messages(found: Any) -> list[dict[str, Any]]:
 
 def _clean_message(message: dict[str, Any]) -> dict[str, Any]:
     """Role, text and tool calls, scrubbed. Images and whatever else a message may carry are left out."""
-    clean: dict[str, Any] = {
-        "role": str(message.get("role") or "user")[:32],
-        "content": _text_of(message.get("content")),
-    }
+    role = message.get("role")
+    clean: dict[str, Any] = {"role": role if role in ROLES else "user", "content": _text_of(message.get("content"))}
     if isinstance(calls := message.get("tool_calls"), list) and calls:
         clean["tool_calls"] = [_clean_call(one) for one in calls if isinstance(one, dict)]
     if isinstance(name := message.get("name"), str):

@@ -19,7 +19,7 @@ _SECRET_NAMES = (
     r"(?:api|access|secret|private|auth|client|session|account|encryption|signing|deploy|service|master|refresh|bearer)"
     r"[ _.-]?(?:key|token|secret|id[ _-]?token|credentials?)s?|"
     r"passw(?:or)?d|passwd|passphrase|pwd|secret|token|authorization|credentials?|cookie|set-cookie|x-api-key|"
-    r"apikey|auth|connection[ _-]?string|[A-Za-z0-9_]*_(?:key|token|secret|password|passwd|pwd|credentials?)"
+    r"apikey|auth|connection[ _-]?string|[A-Za-z0-9_]{1,40}_(?:key|token|secret|password|passwd|pwd|credentials?)"
 )
 _NAME = re.compile(rf"(?i)^(?:[\w-]*[_-])?(?:{_SECRET_NAMES})$")
 
@@ -44,16 +44,18 @@ _FORMS = (
 )
 _FORM = re.compile("|".join(_FORMS), re.DOTALL)
 _SCHEME = re.compile(r"(?i)\b(bearer|basic|digest|token)(\s+)([A-Za-z0-9._~+/=-]{8,})")
-_IN_URL = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:\"']*:[^\s/@\"']+@")
+_IN_URL = re.compile(r"(?i)\b([a-z][a-z0-9+-]{0,20}://)[^\s/@:\"']{0,200}:[^\s/@\"']{1,500}@")
 _QUERY = re.compile(rf"(?i)([?&](?:{_SECRET_NAMES}|sig|signature|key)=)[^&\s\"'<>#]+")
 #: `name = value`, `name: value`, `"name": "value"`, `--name value`; values that are code (calls, names of types) stay.
 _ASSIGNED = re.compile(
-    rf"""(?ix) (?P<head> (?<![\w.]) ["']? (?:[\w-]*[_-])? (?:{_SECRET_NAMES}) ["']? \s* (?: => | := | [:=] ) \s* )
+    rf"""(?ix) (?P<head> (?<![\w.]) ["']? (?:[\w-]{{0,40}}[_-])? (?:{_SECRET_NAMES}) (?:\\?["'])?
+    \s{{0,8}} (?: => | := | [:=] ) \s{{0,8}} )
     (?: (?P<quote> \\?["'`]) (?P<quoted> [^"'`\n]{{4,}}?) (?P=quote)
       | (?P<bare> (?=[^\s"'`,;(){{}}\[\]]*[0-9]) [^\s"'`,;(){{}}\[\]]{{6,}} ) )"""
 )
-_FLAG = re.compile(rf"(?i)(?<!\S)(--?(?:[\w-]*-)?(?:{_SECRET_NAMES})[ =])([^\s\"']{{6,}})")
-_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}\b")
+_FLAG = re.compile(rf"(?i)(?<!\S)(--?(?:[\w-]{{0,40}}-)?(?:{_SECRET_NAMES})[ =])([^\s\"']{{6,}})")
+_LABEL = "[A-Za-z0-9-]{1,63}"
+_EMAIL = re.compile(rf"(?<![A-Za-z0-9])[A-Za-z0-9._%+-]{{1,64}}@{_LABEL}(?:\.{_LABEL}){{0,6}}\.[A-Za-z]{{2,24}}\b")
 _HOME = re.compile(r"(?i)(/(?:home|users|var/home)/|[a-z]:\\{1,2}users\\{1,2}|/mnt/[a-z]/users/)([^/\\\s\"'<>:]+)")
 _PLAIN_HOME = ("<user>", "shared", "public")
 _IP = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
