@@ -12,6 +12,7 @@ from typing import ClassVar
 from freetoken.adapters.base import EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
 from freetoken.adapters.llamacpp_memory import LlamaCppMemory
 from freetoken.adapters.log_patterns import CUDA_OOM, Pattern, classify, make_cuda_oom, say
+from freetoken.adapters.shared import LLAMACPP_ARGS, LLAMACPP_ENV
 from freetoken.errors import UsageError
 from freetoken.planner.memory import Finding
 from freetoken.planner.plan import Plan, PlanRequest
@@ -25,6 +26,8 @@ class LlamaCppAdapter(EngineAdapter):
     name: ClassVar[str] = "llamacpp"
     title: ClassVar[str] = "llama.cpp (GGUF; planned only, not launched by this version)"
     needs: ClassVar[EngineNeeds] = EngineNeeds(compute_capability="5.0")
+    shared_args: ClassVar[dict[str, str]] = LLAMACPP_ARGS
+    shared_env: ClassVar[dict[str, str]] = LLAMACPP_ENV
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob(name="cpu_layers", cost="restart", low=0),
         Knob(name="kv_tokens", cost="restart", low=1),

@@ -11,6 +11,7 @@ from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Fail
 from freetoken.adapters.native_limits import LEAST_CAPABILITY, NativeLimits
 from freetoken.adapters.native_log import classify_log
 from freetoken.adapters.native_memory import NativeMemory
+from freetoken.adapters.shared import NATIVE_ENV as SHARED_ENV
 from freetoken.errors import UsageError
 from freetoken.planner.plan import Plan
 
@@ -34,6 +35,7 @@ class NativeAdapter(EngineAdapter):
         Knob(name="cpu_threads", cost="restart", low=1, high=128),
     )
     is_embedded: ClassVar[bool] = True
+    shared_env: ClassVar[dict[str, str]] = SHARED_ENV
 
     @property
     def memory_model(self) -> NativeMemory:

@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("freetoken.cli.bench:command", "Measure this machine (`bw`), or what runs (`run`)."),
     "workload": ("freetoken.cli.workload:command", "List, show and record workloads: what is asked of the server."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
+    "export": ("freetoken.cli.export:command", "Write a recipe, its lock and evidence into one file for others."),
+    "import": ("freetoken.cli.import_:command", "Judge a recipe from elsewhere, and plan it for this machine."),
     "schema": ("freetoken.cli.schema:command", "Print the JSON Schema of a recipe, profile, workload or plan."),
     "service": ("freetoken.cli.service:command", "Keep a deployment over logout and reboot, by systemd."),
     "serve": ("freetoken.cli.serve:command", "Run the native engine in the foreground."),

@@ -1,0 +1,233 @@
+"""What the author ran, what this machine would run, what changed and why, and what that is predicted to cost.
+
+An imported recipe is planned like any other. Values that the author fixed and that do not fit here go back to `auto`,
+one after the other, until the planner says yes; each is a row of the table with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from freetoken.deploy.lock import compute_slot_bytes
+from freetoken.deploy.prepare import prepare_request
+from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
+from freetoken.hardware.fingerprint import compute_fingerprint
+from freetoken.recipe.model import HardwareNeeds
+from freetoken.share.evidence import make_machine_class
+from freetoken.share.model import MachineClass, compact
+from freetoken.units import format_bytes, format_significant
+
+if TYPE_CHECKING:
+    from freetoken.hardware.model import Hardware
+    from freetoken.planner.plan import Plan, PlanRequest, Refusal
+    from freetoken.recipe.load import LoadedRecipe
+    from freetoken.share.bundle import Bundle
+
+#: What the recipe asks of a machine, as a thing that may give way: the planner's own answer is more exact.
+HARDWARE = "hardware"
+#: Fixed values that may give way on another machine, the most machine-bound first. Types of weights never do.
+_GIVES_WAY = (
+    "expert_slots", "prefill_chunk_tokens", "strategy", "embed_on_host", "prefill_overlap", "expert_load",
+    "fetch_ratio", "attention", "prefix_cache", "max_running_requests", "kv_tokens",
+)  # fmt: skip
+
+
+class CompareModel(BaseModel):
+    """Base: frozen, unknown keys rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ChangeRow(CompareModel):
+    """One setting: what the author ran, what runs here, and why; `reason` is empty where they are equal."""
+
+    setting: str
+    author: str
+    here: str
+    reason: str = ""
+
+
+class Distance(CompareModel):
+    """How this machine differs from the author's; `is_same_class` when figures may be compared."""
+
+    is_same_class: bool
+    differences: tuple[str, ...] = ()
+
+
+class Comparison(CompareModel):
+    """The answer to an import: a plan or a refusal, the table, and the speed that may be expected."""
+
+    name: str
+    signer: str
+    is_planned: bool
+    refusal: str = ""
+    rows: tuple[ChangeRow, ...] = ()
+    relaxed: tuple[str, ...] = ()
+    distance: Distance | None = None
+    #: Tok/s that the author measured, that this machine is predicted to reach, and the ratio of the two.
+    author_decode_tps: float | None = None
+    predicted_decode_tps: float | None = None
+    expected_ratio: float | None = None
+    evidence: str = ""
+
+
+def compare(
+    bundle: Bundle, loaded: LoadedRecipe, *, hardware: Hardware | None = None, tools: Tools = DEFAULT_TOOLS
+) -> tuple[Comparison, LoadedRecipe, Plan | Refusal]:
+    """The comparison, the recipe that this machine would run, and the planner's answer to it."""
+    request = prepare_request(loaded, hardware=hardware, tools=tools)
+    adapter = tools.find_adapter(loaded.recipe.engine.name)
+
+    def plan(one: LoadedRecipe) -> Plan | Refusal:
+        update = {"recipe": one.recipe, "provenance": one.provenance}
+        return tools.make_plan(request.model_copy(update=update), adapter, False)
+
+    fitted, relaxed, answer = fit(loaded, plan)
+    return _describe(bundle, request, answer, relaxed), fitted, answer
+
+
+def fit(
+    loaded: LoadedRecipe, plan: Callable[[LoadedRecipe], Plan | Refusal]
+) -> tuple[LoadedRecipe, list[str], Plan | Refusal]:
+    """The recipe with as few of the author's values given up as lets it fit, which ones, and the planner's answer.
+
+    Where nothing helps, the recipe as it came and the planner's first no.
+    """
+    first = plan(loaded)
+    if first.kind == "plan":
+        return loaded, [], first
+    tried = loaded
+    relaxed: list[str] = []
+    for name in (name for name in (HARDWARE, *_GIVES_WAY) if _is_fixed(loaded, name)):
+        tried, relaxed = _relax(tried, name), [*relaxed, name]
+        answer = plan(tried)
+        if answer.kind == "plan":
+            break
+    else:
+        return loaded, [], first
+    # What was given up before the one that helped may have been given up for nothing.
+    for name in relaxed[:-1]:
+        fuller = [one for one in relaxed if one != name]
+        candidate = loaded
+        for one in fuller:
+            candidate = _relax(candidate, one)
+        again = plan(candidate)
+        if again.kind == "plan":
+            tried, relaxed, answer = candidate, fuller, again
+    return tried, relaxed, answer
+
+
+def measure_distance(author: MachineClass | None, hardware: Hardware, fingerprint: str) -> Distance | None:
+    """How `hardware` differs from the author's machine, in words with numbers; None where that is not known."""
+    if author is None:
+        return None
+    here = make_machine_class(hardware, fingerprint)
+    found = tuple(_differences(author, here))
+    return Distance(is_same_class=author.fingerprint == fingerprint or not found, differences=found)
+
+
+def _differences(author: MachineClass, here: MachineClass) -> Iterator[str]:
+    if author.gpu != here.gpu:
+        yield f"GPU: {author.gpu or 'none'} there, {here.gpu or 'none'} here"
+    for name, theirs, ours in (("VRAM", author.vram_bytes, here.vram_bytes), ("RAM", author.ram_bytes, here.ram_bytes)):
+        if theirs != ours:
+            yield f"{name}: {format_bytes(theirs)} there, {format_bytes(ours)} here{_times(ours, theirs)}"
+    links = [
+        (one.pcie_generation or 0) and 2 ** (one.pcie_generation or 0) * (one.pcie_width or 0) for one in (author, here)
+    ]
+    if all(links) and links[0] != links[1]:
+        there, ours_ = (f"{one.pcie_generation}.0 x{one.pcie_width}" for one in (author, here))
+        yield f"PCIe: {there} there, {ours_} here{_times(links[1], links[0])}"
+    if author.cpu != here.cpu:
+        yield f"CPU: {author.cpu} with {author.cores} cores there, {here.cpu} with {here.cores} here"
+    if author.os != here.os:
+        yield f"system: {author.os} there, {here.os} here"
+
+
+def _times(here: float, there: float) -> str:
+    return f" ({format_significant(here / there)} x)" if there else ""
+
+
+def _is_fixed(loaded: LoadedRecipe, name: str) -> bool:
+    if name == HARDWARE:
+        return loaded.recipe.hardware != HardwareNeeds()
+    return bool(getattr(loaded.recipe.settings, name) != "auto")
+
+
+def _relax(loaded: LoadedRecipe, name: str) -> LoadedRecipe:
+    recipe = loaded.recipe
+    update: dict[str, Any] = {"hardware": HardwareNeeds()}
+    if name != HARDWARE:
+        update = {"settings": recipe.settings.model_copy(update={name: "auto"})}
+    provenance = {key: one for key, one in loaded.provenance.items() if key != f"settings.{name}"}
+    return replace(loaded, recipe=recipe.model_copy(update=update), provenance=provenance)
+
+
+def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, relaxed: list[str]) -> Comparison:
+    fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
+    distance = measure_distance(bundle.evidence.machine, request.hardware, fingerprint)
+    best = bundle.evidence.best()
+    measured = best.figures["decode_tps"].median if best is not None else None
+    is_plan = answer.kind == "plan"
+    predicted = answer.prediction.decode_tps if answer.kind == "plan" and answer.prediction is not None else None
+    return Comparison(
+        name=bundle.recipe.name,
+        signer=bundle.signer.describe(),
+        is_planned=is_plan,
+        refusal="" if answer.kind == "plan" else answer.message,
+        rows=tuple(_rows(bundle, answer, relaxed)) if answer.kind == "plan" else (),
+        relaxed=tuple(relaxed),
+        distance=distance,
+        author_decode_tps=measured,
+        predicted_decode_tps=predicted,
+        expected_ratio=predicted / measured if predicted and measured else None,
+        evidence=describe_evidence(bundle),
+    )
+
+
+def describe_evidence(bundle: Bundle) -> str:
+    """One sentence: what was measured, on what, how often, and what failed."""
+    evidence = bundle.evidence
+    machine = evidence.machine
+    where = f" on {machine.gpu or machine.cpu}" if machine is not None else ""
+    best = evidence.best()
+    if best is None:
+        words = f"nothing was measured{where}"
+    else:
+        figure = best.figures["decode_tps"]
+        count = f"{figure.n} measurement{'s' if figure.n > 1 else ''}"
+        spread = f"{format_significant(figure.low)} to {format_significant(figure.high)}"
+        words = f"{format_significant(figure.median)} tok/s ({spread}, {count}){where}, {best.day}"
+    return words + (f"; {len(evidence.failed)} settings failed there" if evidence.failed else "")
+
+
+def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]:
+    best = bundle.evidence.best()
+    theirs: dict[str, Any] = dict(bundle.evidence.planned or (best.settings if best is not None else {}))
+    ours = compact(plan.settings.model_dump(mode="json"), compute_slot_bytes(plan))
+    if HARDWARE in relaxed:
+        reason = "the recipe asks for more than this machine has; by the planner's arithmetic it fits"
+        yield ChangeRow(setting=HARDWARE, author="asked for", here="given up", reason=reason)
+    for name in dict.fromkeys((*theirs, *ours)):
+        before, after = theirs.get(name), ours.get(name)
+        key = "expert_slots" if name == "expert_slots_bytes" else name
+        reason = ""
+        if before != after:
+            origin = plan.provenance.get(f"settings.{key}", "not used here")
+            fixed = "the author's value does not fit here; " if key in relaxed else ""
+            reason = fixed + origin.removeprefix("planner: ")
+        yield ChangeRow(setting=name, author=_show(name, before), here=_show(name, after), reason=reason)
+
+
+def _show(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if name.endswith("_bytes"):
+        return format_bytes(int(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,75 @@
+"""`ft export`: a recipe of this machine, its lock and what is known of it, as a bundle that may go anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freetoken.deploy.lock import Lock, find_lock_path, read_lock
+from freetoken.errors import FtError
+from freetoken.share import archive
+from freetoken.share.bundle import Bundle, make_bundle, read_bundle
+from freetoken.share.evidence import gather_evidence
+from freetoken.share.imports import find_import
+from freetoken.share.model import StudyPoint
+from freetoken.share.personal import refuse_personal
+from freetoken.share.portable import make_portable
+from freetoken.store import read_store
+
+if TYPE_CHECKING:
+    from freetoken.recipe.load import LoadedRecipe
+
+
+def export_recipe(
+    loaded: LoadedRecipe, *, is_signed: bool = False, study: Sequence[StudyPoint] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> bytes:  # fmt: skip
+    """The bundle of `loaded`. An imported recipe to which nothing was added gives the very bytes it came as.
+
+    Raises UsageError for a model that only this machine has, BadFileError where something personal would leave.
+    """
+    imported = find_import(loaded.path)
+    lock = find_lock(loaded)
+    if lock is None:
+        say("there is no lock: the bundle says neither engine version nor hashes (`ft apply` writes one)")
+    store = read_store()
+    try:
+        base = imported.bundle.evidence if imported is not None else None
+        evidence = gather_evidence(loaded.recipe, lock, store, study=study, base=base)
+    finally:
+        if store is not None:
+            store.close()
+    is_unchanged = imported is not None and imported.is_unchanged and evidence == imported.bundle.evidence
+    if is_unchanged and imported is not None and not is_signed:
+        return imported.bundle.data
+    recipe = make_portable(loaded.recipe, lock.slot_bytes if lock is not None else 0, say)
+    data = make_bundle(recipe, lock, evidence, is_signed=is_signed)
+    refuse_personal(archive.unpack(data, "the export"))
+    check_readable(data)
+    return data
+
+
+def find_lock(loaded: LoadedRecipe) -> Lock | None:
+    """The lock of `loaded`, or None where it was never applied."""
+    path = find_lock_path(loaded.path, loaded.recipe.name)
+    return read_lock(path) if path.is_file() else None
+
+
+def check_readable(data: bytes) -> Bundle:
+    """The export as an import sees it: what would be refused there is refused here, with the same words."""
+    return read_bundle(data, "the export")
+
+
+def write_bundle(data: bytes, path: Path) -> str:
+    """Writes the bundle under a temporary name and renames it; its SHA-256."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FtError(f"{path} cannot be written: {error.strerror}") from error
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,165 @@
+"""What a bundle says, typed: manifest, evidence, signature. Frozen; unknown keys and versions are rejected.
+
+Figures are in the units of their names. A machine is told by its class, never by its identity.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from freetoken.recipe.model import NAME_PATTERN
+
+#: Version of the bundle's own form; a reader refuses others.
+BUNDLE_VERSION = 1
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+SettingName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+SettingValue = bool | int | float | Annotated[str, Field(pattern=r"^[\w.,:+-]{0,40}$")]
+MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+def _plain_text(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return value
+
+
+Text = Annotated[str, Field(max_length=120), AfterValidator(_plain_text)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+
+
+class ShareModel(BaseModel):
+    """Base: frozen, unknown keys rejected, no infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ManifestFile(ShareModel):
+    """A file's size and SHA-256."""
+
+    bytes: Bytes
+    sha256: Sha256
+
+
+class Manifest(ShareModel):
+    """`bundle.json`: what the bundle is and what is in it. A signature is made over its bytes."""
+
+    format: Literal["ft-bundle"] = "ft-bundle"
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    files: dict[Literal["recipe.yaml", "lock.yaml", "evidence.json"], ManifestFile]
+
+
+class Signature(ShareModel):
+    """`signature.json`: an ed25519 signature over the manifest's bytes. Hexadecimal."""
+
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class MachineClass(ShareModel):
+    """The class of the machine that the figures are from; memory sizes rounded to what is sold."""
+
+    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    gpu: Text | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")] | None = None
+    vram_bytes: Bytes = 0
+    pcie_generation: Annotated[int, Field(ge=1, le=9)] | None = None
+    pcie_width: Annotated[int, Field(ge=1, le=32)] | None = None
+    cpu: Text = "unknown"
+    cores: Annotated[int, Field(ge=1, le=4096)] = 1
+    ram_bytes: Bytes = 0
+    disk: Text = "unknown"
+    os: Text = "linux"
+    driver: Text | None = None
+
+
+class Figure(ShareModel):
+    """A figure over all measurements of one setting: median with an interval, and on how many it rests."""
+
+    median: float
+    low: float
+    high: float
+    n: Annotated[int, Field(ge=1)]
+
+
+class Measured(ShareModel):
+    """What one set of settings came to. Expert slots are told in bytes; `invalid_because` means: do not compare."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    day: Day
+    settings: dict[SettingName, SettingValue]
+    figures: dict[MetricName, Figure]
+    is_estimated: bool = False
+    is_invalid: bool = False
+
+
+class Failed(ShareModel):
+    """Settings that did not work, with the kind of the failure and how many bytes were missing."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    day: Day
+    settings: dict[SettingName, SettingValue]
+    missing_bytes: Bytes = 0
+
+
+class StudyPoint(ShareModel):
+    """One trial of a tuner: settings, the outcome's kind, its figures."""
+
+    settings: dict[SettingName, SettingValue]
+    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    figures: dict[MetricName, float] = {}
+    missing_bytes: Bytes = 0
+
+
+class WorkloadRef(ShareModel):
+    """What was asked of the server: name, counts, and a hash over the counts."""
+
+    name: Annotated[str, Field(max_length=80, pattern=r"^[\w.-]+$")]
+    sha256: Sha256
+
+
+class Evidence(ShareModel):
+    """`evidence.json`: what was measured with the recipe, on what, and what failed."""
+
+    version: Literal[1] = 1
+    engine: Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
+    engine_version: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")] | None = None
+    workload: WorkloadRef
+    machine: MachineClass | None = None
+    #: Settings of the plan that the author ran, expert slots in bytes.
+    planned: dict[SettingName, SettingValue] = {}
+    measured: Annotated[tuple[Measured, ...], Field(max_length=200)] = ()
+    failed: Annotated[tuple[Failed, ...], Field(max_length=200)] = ()
+    study: Annotated[tuple[StudyPoint, ...], Field(max_length=500)] = ()
+
+    def best(self) -> Measured | None:
+        """The valid measurement with the most tokens per second; None where there is none."""
+        valid = [one for one in self.measured if not one.is_invalid and "decode_tps" in one.figures]
+        return max(valid, key=lambda one: one.figures["decode_tps"].median, default=None)
+
+
+def compact(settings: dict[str, Any], slot_bytes: int) -> dict[str, Any]:
+    """Settings as they travel: slots as bytes where the size of one is known, nothing that names a device."""
+    found = {}
+    for name, value in settings.items():
+        if value is None or name in ("gpu", "device") or not isinstance(value, (bool, int, float, str)):
+            continue
+        if name == "expert_slots" and slot_bytes:
+            found["expert_slots_bytes"] = value * slot_bytes
+        else:
+            found[name] = value
+    return dict(sorted(found.items()))
+
+
+def expand(settings: dict[str, Any], slot_bytes: int) -> dict[str, Any]:
+    """`compact` taken back: bytes as slots of `slot_bytes` each."""
+    found = dict(settings)
+    size = found.pop("expert_slots_bytes", None)
+    if size is not None and slot_bytes:
+        found["expert_slots"] = int(size) // slot_bytes
+    return found

@@ -1,0 +1,80 @@
+"""`ft import` in one call: read, check who signed, plan for this machine, keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freetoken.errors import BadFileError, UsageError
+from freetoken.recipe.load import LoadedRecipe
+from freetoken.share.archive import read_bytes
+from freetoken.share.bundle import Bundle, read_bundle
+from freetoken.share.compare import Comparison, compare
+from freetoken.share.imports import imports_dir, keep
+from freetoken.share.sign import trust, verify
+
+if TYPE_CHECKING:
+    from freetoken.hardware.model import Hardware
+    from freetoken.planner.plan import Plan, Refusal
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came of an import; `path` is None where nothing was kept."""
+
+    bundle: Bundle
+    comparison: Comparison
+    answer: Plan | Refusal
+    path: Path | None
+
+
+def receive(
+    file: Path, *, name: str | None = None, is_kept: bool = True, is_replacing: bool = False,
+    is_trusted_only: bool = False, profile: str | None = None, hardware: Hardware | None = None,
+    trust_as: str | None = None, confirm_trust: Callable[[str], bool] | None = None,
+) -> Received:  # fmt: skip
+    """Judges the bundle at `file` for this machine (or for `profile`), and keeps it.
+
+    Raises BadFileError with exit code 2 for whatever is wrong with it; nothing was written then.
+    """
+    bundle = read_bundle(read_bytes(file, file.name), file.name)
+    if trust_as is not None:
+        bundle = _add_trust(bundle, trust_as, confirm_trust)
+    if is_trusted_only and bundle.signer.kind != "trusted":
+        raise BadFileError(
+            f"{file.name} is refused: it is {bundle.signer.describe()}", hint="`--trust NAME` trusts a key"
+        )
+    if profile is not None:
+        from freetoken.hardware.profiles import load_profile
+
+        hardware = load_profile(profile)
+    recipe = bundle.recipe if name is None else bundle.recipe.model_copy(update={"name": name})
+    origins = {
+        f"settings.{key}": "bundle"
+        for key, value in recipe.settings.model_dump().items()
+        if value not in ("auto", "model")
+    }
+    loaded = LoadedRecipe(recipe, origins, None, imports_dir().absolute())
+    comparison, fitted, answer = compare(bundle, loaded, hardware=hardware)
+    path = keep(bundle, fitted.recipe, is_replacing=is_replacing) if is_kept else None
+    return Received(bundle, comparison, answer, path)
+
+
+def _add_trust(bundle: Bundle, name: str, confirm: Callable[[str], bool] | None) -> Bundle:
+    signer = bundle.signer
+    if signer.kind == "none":
+        raise UsageError("the bundle is not signed, so there is no key to trust")
+    if name == "me" or not name.isidentifier():
+        raise UsageError(f"`{name}` cannot be the name of a key: letters, digits and `_`")
+    if signer.kind == "unknown":
+        if confirm is None or not confirm(f"trust {signer.public_key} as `{name}`?"):
+            raise UsageError(f"{signer.public_key} was not put on the trust list", hint="`--yes` answers for you")
+        trust(name, signer.public_key)
+    from freetoken.share.archive import MANIFEST, SIGNATURE, unpack
+    from freetoken.share.model import Signature
+
+    files = unpack(bundle.data, bundle.recipe.name)
+    signature = Signature.model_validate_json(files[SIGNATURE])
+    return Bundle(bundle.recipe, bundle.lock, bundle.evidence, verify(files[MANIFEST], signature), bundle.data)

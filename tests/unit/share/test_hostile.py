@@ -1,0 +1,67 @@
+import json
+import os
+import subprocess
+import sys
+
+from freetoken.share.bundle import read_bundle
+from tests.fakes.hostile import make_base, make_cases
+
+#: Runs every import in one process, as a user's script would, and tells what was written and how much memory it took.
+DRIVER = """
+import io, json, os, resource, sys
+from contextlib import redirect_stderr, redirect_stdout
+
+written = []
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        written.append(str(arguments[0]))
+    elif event in ("os.rename", "os.mkdir", "os.symlink", "os.link", "subprocess.Popen", "os.system", "os.exec"):
+        written.append(f"{event} {arguments[0]}")
+
+from freetoken.cli.main import main
+import freetoken.share.receive, freetoken.deploy.prepare, freetoken.cli.import_, freetoken.cli.usage
+import cryptography.hazmat.primitives.asymmetric.ed25519
+sys.addaudithook(watch)
+answers = {}
+for name in sorted(os.listdir(sys.argv[1])):
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(["import", os.path.join(sys.argv[1], name), "--apply", "--yes"])
+        except SystemExit as end:
+            answers[name] = (end.code, out.getvalue(), err.getvalue())
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"answers": answers, "written": [one for one in written if one != "/dev/null"], "peak": peak}))
+"""
+
+
+def test_the_base_of_all_of_them_is_fine():
+    assert read_bundle(make_base(), "base").recipe.name == "mine"
+
+
+def test_hostile_bundles_are_refused_in_a_sentence_and_leave_nothing(tmp_path):
+    cases = make_cases()
+    assert len(cases) >= 200
+    assert len({label for label, _ in cases}) == len(cases)
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    labels = {}
+    for number, (label, data) in enumerate(cases):
+        labels[f"{number:03}.ftbundle"] = label
+        (folder / f"{number:03}.ftbundle").write_bytes(data)
+    env = {**os.environ, "FT_STATE": str(tmp_path / "state"), "FT_RUNTIME_DIR": str(tmp_path / "runtime")}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wrong = {}
+    for name, (code, out, said) in found["answers"].items():
+        lines = said.splitlines()
+        is_sentence = bool(lines) and lines[0].startswith("error: ") and len(lines[0]) > 20 and "Traceback" not in said
+        if code != 2 or out or not is_sentence or "unexpected" in lines[0] or not said.isascii():
+            wrong[labels[name]] = (code, said[:300])
+    assert wrong == {}
+    assert found["written"] == []
+    assert found["peak"] < 200 << 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundles"]
