@@ -66,6 +66,10 @@ WORKING_CHECKPOINT = {
     "qwen3_moe": "the bf16 checkpoint of the same model",
     "gpt_oss": "openai/gpt-oss-20b (MXFP4)",
 }
+#: The card of a GGUF of the same model.
+GGUF_CARD = {"qwen3_5_moe": "qwen3.6-35b-a3b-q4_k_m"}
+#: Where the embedded engine's torch starts.
+NATIVE_CAPABILITY = "7.5"
 CPU_EXPERT_FORMATS = ("bf16", "fp8_block", "nvfp4", "mxfp4", "ds_fp4", "gguf")
 
 
@@ -89,17 +93,36 @@ def _check_gpu(request: PlanRequest) -> Iterator[Finding]:
         gpu = request.hardware.pick_gpu(request.recipe.settings.gpu)
     except KeyError:
         return  # the request's own check names it
-    # Not a `--set`: what the recipe asks of the machine may stand in the way of another engine too.
-    native = f"`ft plan {model_name(request)} --engine native` plans for the engine that runs anywhere"
+    other = describe_other_engine(request, gpu)
     if gpu is None:
-        yield Finding(check="gpu", message="engine `freetoken` needs an NVIDIA GPU and there is none here", hint=native)
+        yield Finding(check="gpu", message="engine `freetoken` needs an NVIDIA GPU and there is none here", hint=other)
     elif gpu.vendor != "nvidia":
-        yield Finding(check="gpu", message=f"engine `freetoken` needs an NVIDIA GPU, this is `{gpu.name}`", hint=native)
+        yield Finding(check="gpu", message=f"engine `freetoken` needs an NVIDIA GPU, this is `{gpu.name}`", hint=other)
     else:
-        yield from _check_generation(gpu, native)
+        yield from _check_generation(gpu, other)
     if request.hardware.os.name != "linux" or request.hardware.os.arch not in ("x86_64", "amd64"):
         where = f"{request.hardware.os.name} {request.hardware.os.arch}"
         yield Finding(check="os", message=f"engine `freetoken` runs on Linux x86_64 (WSL2 included), this is {where}")
+
+
+def describe_other_engine(request: PlanRequest, gpu: Gpu | None) -> str:
+    """The engine that does work on a card (or without one) that this one cannot use, as a command that plans for it.
+
+    Not a `--set`: what the recipe asks of the machine may stand in the way of another engine too.
+    """
+    model = model_name(request)
+    native = f"`ft plan {model} --engine native` plans for the engine that runs anywhere"
+    if gpu is None or gpu.vendor != "nvidia" or gpu.compute_capability is None:
+        return native if gpu is None else f"{native}, on the CPU here; llama.cpp has builds for such a card"
+    if not is_older(gpu.compute_capability, NATIVE_CAPABILITY):
+        return native
+    # Before Turing there is no torch build any more; llama.cpp's kernels go back to Maxwell.
+    gguf = next((name for family, name in GGUF_CARD.items() if request.shape.family.startswith(family)), None)
+    if request.shape.file_format == "gguf":
+        gguf = model
+    if gguf is None:
+        return f"llama.cpp with a GGUF of the same model runs on this card; {native}, on the CPU here"
+    return f"`ft plan {gguf} --engine llamacpp` plans for llama.cpp, whose GGUF kernels run on this card"
 
 
 def _check_generation(gpu: Gpu, hint: str) -> Iterator[Finding]:
@@ -119,12 +142,14 @@ def _check_generation(gpu: Gpu, hint: str) -> Iterator[Finding]:
 def _check_software(request: PlanRequest) -> Iterator[Finding]:
     """Absent on this very machine is a no for the driver; the toolchain and a silent profile deserve a word."""
     software, is_here = request.hardware.software, request.hardware.is_probed
+    if not any(gpu.vendor == "nvidia" for gpu in request.hardware.gpus):
+        return  # no driver and no toolkit would help
     if software.driver is None:
-        if is_here and request.hardware.gpus:
+        if is_here:
             yield Finding(
                 check="driver", message=f"no NVIDIA driver found; engine `freetoken` needs r{LEAST_DRIVER} or newer"
             )
-        elif not is_here:
+        else:
             yield Finding(
                 check="driver",
                 message=f"needs driver r{LEAST_DRIVER} or newer; the profile does not say",

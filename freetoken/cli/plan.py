@@ -14,6 +14,9 @@ from freetoken.errors import UsageError
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
 
+#: What `--suggest` asks of every model where no workload is named.
+DEFAULT_WORKLOAD = "agent-8k"
+
 
 @click.command(
     "plan",
@@ -50,16 +53,15 @@ def command(
     Exit code 0: it fits. 3: it does not, and why.
     """
     hardware = pick_machine(profile, gpu, ram, cpu)
+    machine = (("profile", profile), ("gpu", gpu), ("ram", ram), ("cpu", cpu))
+    options = " ".join(f"--{name} {shlex.quote(value)}" for name, value in machine if value is not None)
     if is_suggest:
         if target is not None or force:
             raise UsageError("`--suggest` goes through all model cards: it takes no model and no `--force`")
-        workload = workload or "agent-8k"
-        chosen = (("workload", workload), ("profile", profile), ("gpu", gpu), ("ram", ram), ("cpu", cpu))
-        options = " ".join(f"--{name} {shlex.quote(value)}" for name, value in chosen if value is not None)
-        return _suggest(hardware, engine, workload, sets, options, as_json=as_json)
+        return _suggest(hardware, engine, workload or DEFAULT_WORKLOAD, sets, options, as_json=as_json)
     if target is None:
         raise UsageError("which model or recipe?", hint="`ft plan --suggest` lists what this machine can run well")
-    return _plan(target, hardware, engine, workload, sets, force=force, as_json=as_json)
+    return _plan(target, hardware, engine, workload, sets, options, force=force, as_json=as_json)
 
 
 def pick_machine(profile: str | None, gpu: str | None, ram: str | None, cpu: str | None) -> Hardware | None:
@@ -81,8 +83,8 @@ def pick_machine(profile: str | None, gpu: str | None, ram: str | None, cpu: str
 
 
 def _plan(
-    target: str, hardware: Hardware | None, engine: str | None, workload: str | None, sets: tuple[str, ...], *,
-    force: bool, as_json: bool,
+    target: str, hardware: Hardware | None, engine: str | None, workload: str | None, sets: tuple[str, ...],
+    options: str, *, force: bool, as_json: bool,
 ) -> int:  # fmt: skip
     from freetoken.deploy.prepare import prepare_plan
     from freetoken.deploy.target import load_target
@@ -97,8 +99,11 @@ def _plan(
     if answer.kind == "plan":
         emit(answer, as_json=as_json, render=lambda console: render.render_plan(answer, console))
         return 0
-    emit(answer, as_json=as_json, render=lambda console: render.render_refusal(answer, console))
-    print_error(render.make_refusal_error(answer))
+    from freetoken.deploy.suggest import suggest_instead
+
+    refusal = suggest_instead(answer, hardware, workload or DEFAULT_WORKLOAD, options)
+    emit(refusal, as_json=as_json, render=lambda console: render.render_refusal(refusal, console))
+    print_error(render.make_refusal_error(refusal))
     return 3
 
 

@@ -10,8 +10,11 @@ from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
+    from freetoken.planner.plan import Refusal
     from freetoken.planner.suggest import Candidate, Suggestions
 
+#: Other models that a refusal names.
+MOST_INSTEAD = 2
 #: Ends of card names that say how the same model is stored.
 QUANTIZATION = re.compile(r"-(nvfp4|mxfp4|fp8|bf16|int4|awq|gptq|i?q\d\w*)$")
 
@@ -29,6 +32,7 @@ def suggest_models(
     from freetoken.planner.suggest import suggest
 
     machine = hardware or tools.probe(None)
+    options = f"--workload {workload} {options}".rstrip()
     candidates = list_candidates(machine, workload, engine, sets, tools, is_here=hardware is None)
     return suggest(candidates, machine.name, workload, options)
 
@@ -65,3 +69,24 @@ def list_candidates(
             request = PlanRequest(recipe=mine, hardware=machine, shape=shape, download_bytes=left)
             requests.append((adapters[name], request))
         yield Candidate(QUANTIZATION.sub("", info.name), info.name, info.repo, shape, tuple(requests))
+
+
+def suggest_instead(
+    refusal: Refusal, hardware: Hardware | None, workload: str, options: str = "", tools: Tools = DEFAULT_TOOLS
+) -> Refusal:
+    """`refusal` with the nearest thing that does run here, where no change of settings helps.
+
+    Another quantisation or engine for the same model where one runs well, else the models that do.
+    """
+    from freetoken.checkpoint.cards import find_card_info
+
+    if refusal.repairs:
+        return refusal
+    found = suggest_models(hardware, workload=workload, options=options, tools=tools).suggestions
+    info = find_card_info(refusal.model_name)
+    family = QUANTIZATION.sub("", info.name) if info is not None else None
+    same = [one for one in found if one.model == family]
+    words = [f"`{one.command}`: {one.decode_tps:.3g} tok/s predicted" for one in same or found[:MOST_INSTEAD]]
+    if not words:
+        words = ["nothing among the model cards runs well on this machine: `ft plan --suggest` says what each lacks"]
+    return refusal.model_copy(update={"alternatives": (*refusal.alternatives, *words)})

@@ -107,6 +107,10 @@ def missed_targets(request: PlanRequest, prediction: Prediction) -> tuple[Findin
     ttft = targets.ttft_p95 if targets.ttft_p95 is not None else targets.ttft_p50
     if ttft is not None and prediction.ttft_s > ttft:
         missed.append(f"TTFT {format_seconds(prediction.ttft_s)} predicted, {format_seconds(ttft)} wanted")
+    # Engines with exact routing decode evenly but for misses: the slow end of the range stands for the 95th percentile.
+    itl = 1 / prediction.decode_tps_low
+    if targets.itl_p95 is not None and itl > targets.itl_p95:
+        missed.append(f"ITL {format_seconds(itl)} predicted, {format_seconds(targets.itl_p95)} wanted")
     turn = prediction.mean_turn_time_s
     if targets.turn_time is not None and turn is not None and turn > targets.turn_time:
         missed.append(f"turn time {format_seconds(turn)} predicted, {format_seconds(targets.turn_time)} wanted")

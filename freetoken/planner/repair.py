@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from freetoken.planner.budget import Budget, is_wsl_policy
-from freetoken.planner.limits import check_limits
-from freetoken.planner.memory import Finding
+from freetoken.planner.budget import Budget, choose_gpu, is_wsl_policy
+from freetoken.planner.limits import check_limits, is_older
+from freetoken.planner.memory import Finding, Ledger
 from freetoken.planner.plan import PlanRequest, Repair
 from freetoken.recipe.model import Recipe, Settings
 from freetoken.units import format_bytes
@@ -196,12 +196,34 @@ def suggest_alternatives(
             continue
         missing = format_bytes(ledger.missing_bytes)
         if ledger.kind == "vram":
-            words.append(f"a card with {missing} more VRAM free, or what holds VRAM now closed")
+            words.append(
+                f"a card with {missing} more VRAM free{_name_card(request, ledger)}, or what holds VRAM now closed"
+            )
         elif ledger.kind == "ram":
             words.append(_ram_alternative(request, adapter, missing))
         else:
             words.append(f"{missing} more disk free on {request.hardware.disk.path or 'the disk of the models'}")
     return tuple(dict.fromkeys(words))
+
+
+def _name_card(request: PlanRequest, ledger: Ledger) -> str:
+    """`, such as `RTX 3060 12GB`": the smallest card of this one's form and a generation that every engine takes."""
+    from freetoken.hardware.cards import CARDS
+    from freetoken.hardware.catalog import make_gpu
+
+    gpu = choose_gpu(request)
+    is_laptop = gpu is not None and gpu.is_laptop
+    needed = ledger.peak_bytes + ledger.headroom_bytes
+    enough = [
+        card
+        for card in CARDS
+        if card.vendor == "nvidia"
+        and (card.form == "laptop") is is_laptop
+        and not is_older(card.compute_capability or "0", "8.0")
+        and make_gpu(card).vram_free_bytes >= needed
+    ]
+    nearest = min(enough, key=lambda card: (card.vram_bytes, card.name), default=None)
+    return f", such as `{nearest.name}`" if nearest is not None else ""
 
 
 def _ram_alternative(request: PlanRequest, adapter: EngineAdapter, missing: str) -> str:

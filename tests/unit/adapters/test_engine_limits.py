@@ -50,6 +50,34 @@ def test_machines_without_an_nvidia_card_are_told_what_runs_there():
     }
 
 
+@pytest.mark.parametrize(
+    ("card", "hint"),
+    [
+        ({"compute_capability": "7.5"},
+         "`ft plan owner/model --engine native` plans for the engine that runs anywhere"),
+        ({"compute_capability": "6.1"},
+         "`ft plan qwen3.6-35b-a3b-q4_k_m --engine llamacpp` plans for llama.cpp, whose GGUF kernels run on this card"),
+        ({"vendor": "amd", "compute_capability": None},
+         "`ft plan owner/model --engine native` plans for the engine that runs anywhere, on the CPU here; "
+         "llama.cpp has builds for such a card"),
+        ({"vendor": "apple", "compute_capability": None},
+         "`ft plan owner/model --engine native` plans for the engine that runs anywhere, on the CPU here; "
+         "llama.cpp has builds for such a card"),
+    ],
+)  # fmt: skip
+def test_cards_of_other_generations_and_makers_get_the_engine_that_does_work(card, hint):
+    request = make_request(make_recipe(), make_machine(make_gpu(8, 7.6, **card)))
+    (fatal,) = [one for one in FreetokenAdapter().limits.findings(request) if one.is_fatal]
+    assert fatal.hint == hint
+
+
+def test_a_machine_without_an_nvidia_card_is_not_asked_for_a_driver():
+    for machine in (make_machine(software=Software()), make_machine(make_gpu(8, 7, vendor="amd"), software=Software())):
+        assert {"driver", "cuda", "toolchain"}.isdisjoint(
+            findings(machine=machine) | findings(machine=machine, fatal=False)
+        )
+
+
 def test_an_old_driver_is_refused_and_a_missing_toolchain_is_a_word():
     old = make_machine(make_gpu(8, 7.6), software=Software(driver="575.57", nvcc="nvcc"))
     assert findings(machine=old) == {

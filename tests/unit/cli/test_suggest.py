@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from freetoken.planner.plan import Plan
+from freetoken.planner.plan import Plan, Refusal
 from freetoken.planner.suggest import LEAST_TPS, Suggestions
 
 
@@ -94,3 +94,23 @@ def test_contradictions_are_refused_in_a_sentence(ft, options, message):
     code, _, err = ft("plan", *options)
     assert code == 2
     assert message in err
+
+
+def test_a_refusal_without_a_repair_names_what_does_run_here(ft_json):
+    code, document = ft_json("plan", "glm-4.7", "--engine", "freetoken", "--gpu", "RTX 3060 12GB", "--ram", "32GiB")
+    refusal = Refusal.model_validate(document)
+    assert (code, refusal.repairs) == (3, ())
+    assert any(
+        one.startswith("`ft plan qwen3.6-35b-a3b-nvfp4 --engine freetoken --workload agent-8k --gpu 'RTX 3060 12GB'")
+        for one in refusal.alternatives
+    )
+
+
+def test_another_quantisation_of_the_same_model_is_named_first_and_a_card_that_would_hold_it(ft_json):
+    options = ("--engine", "freetoken", "--gpu", "RTX 3060 Laptop 6GB", "--ram", "32GiB")
+    code, document = ft_json("plan", "qwen3.6-35b-a3b-bf16", *options)
+    refusal = Refusal.model_validate(document)
+    assert (code, refusal.repairs) == (3, ())
+    instead = [one for one in refusal.alternatives if one.startswith("`ft plan ")]
+    assert instead
+    assert all("qwen3.6-35b-a3b-" in one for one in instead)

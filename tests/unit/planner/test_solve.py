@@ -205,9 +205,11 @@ def test_a_disk_that_cannot_hold_the_download_is_a_reason():
 
 
 def test_targets_that_the_prediction_misses_are_warned_of():
-    plan = plan_card(6, 5.6, good_enough={"decode_tps": 500, "ttft_p95": "1ms"})
-    assert [finding.check for finding in plan.findings] == ["good_enough", "good_enough"]
+    plan = plan_card(6, 5.6, good_enough={"decode_tps": 500, "ttft_p95": "1ms", "itl_p95": "5ms"})
+    assert [finding.check for finding in plan.findings] == ["good_enough"] * 3
     assert plan.findings[0].message.endswith("500 wanted")
+    slowest = 1000 / plan.prediction.decode_tps_low
+    assert plan.findings[2].message == f"ITL {slowest:.0f} ms predicted, 5 ms wanted"
 
 
 def test_objective_decides_between_candidates():
