@@ -13,6 +13,7 @@ from freetoken.cli.output import emit, examples, json_option, note, print_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from freetoken.adapters.command_table import ParsedCommand
     from freetoken.recipe.load import LoadedRecipe
 
 
@@ -60,12 +61,25 @@ def _describe(name: str, path: Path) -> dict[str, Any]:
 @click.argument("name", metavar="NAME_OR_FILE", shell_complete=complete_recipe)
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a value; repeatable.")
 @click.option("--provenance", "is_explained", is_flag=True, help="Say for each value where it comes from.")
+@click.option("--command", "is_command", is_flag=True, help="Show the engine's own command line for it.")
 @json_option
-def show_command(name: str, sets: tuple[str, ...], is_explained: bool, as_json: bool) -> None:
-    """Show a recipe complete: parents, overrides, user defaults and defaults merged in."""
+def show_command(name: str, sets: tuple[str, ...], is_explained: bool, is_command: bool, as_json: bool) -> None:
+    """Show a recipe complete: parents, overrides, user defaults and defaults merged in.
+
+    `--command` gives the engine's own command line for what the recipe fixes; what it leaves to the planner is not in
+    it (`ft apply --dry-run` shows that).
+    """
     from freetoken.recipe.load import load_recipe
 
     loaded = load_recipe(name, sets=sets)
+    if is_command:
+        import shlex
+
+        from freetoken.adapters.command import format_command
+
+        argv = format_command(loaded.recipe)
+        emit({"command": argv}, as_json=as_json, render=lambda _: click.echo(shlex.join(argv)))
+        return
     value: dict[str, Any] = {"recipe": loaded.recipe.model_dump(mode="json"), "notes": list(loaded.notes)}
     value |= {"path": str(loaded.path), "provenance": loaded.provenance}
     emit(value, as_json=as_json, render=lambda console: _render(loaded, is_explained, console))
@@ -94,6 +108,74 @@ def make_provenance_rows(loaded: LoadedRecipe) -> list[tuple[str, str, str]]:
         if value not in (None, [], {}) and key != "workload":
             rows.append((key, _show(value), origin))
     return rows
+
+
+@command.command(
+    "from-command",
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples(
+        'ft recipe from-command "llama-server -m model.gguf -ngl 999 -c 4096 -t 8 --no-mmap"',
+        'ft recipe from-command "vllm serve org/model --max-model-len 8192" -o mine.yaml',
+    ),
+)
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-o", "--output", metavar="FILE", help="Write the recipe there; else to stdout.")
+@click.option("--as", "name", metavar="NAME", help="Name of the recipe; else the model's.")
+@json_option
+def from_command(words: tuple[str, ...], output: str | None, name: str | None, as_json: bool) -> None:
+    """Turn an engine's command line into a recipe, every flag accounted for.
+
+    Quote the command. Known are `ft serve`, `python -m freetoken`, `llama-server` and `vllm serve`; flags that nobody
+    understood are named, and nothing is dropped in silence.
+    """
+    from freetoken.adapters.command import parse_command
+
+    _write_parsed(parse_command(words[0] if len(words) == 1 else words), output, name, as_json)
+
+
+@command.command(
+    "from-yaml", epilog=examples("ft recipe from-yaml engine.yaml", "ft recipe from-yaml engine.yaml -o mine.yaml")
+)
+@click.argument("file", metavar="FILE")
+@click.option("-o", "--output", metavar="FILE", help="Write the recipe there; else to stdout.")
+@click.option("--as", "name", metavar="NAME", help="Name of the recipe; else the model's.")
+@json_option
+def from_yaml(file: str, output: str | None, name: str | None, as_json: bool) -> None:
+    """Turn a plain engine configuration into a recipe, every key accounted for.
+
+    Known keys: model_path, device, quantization.weight_bits, kv_cache_bits, expert_offload.enabled and .strategy,
+    gpu_memory_utilization, max_seq_len, batch_size.
+    """
+    from freetoken.adapters.plain_config import parse_config
+    from freetoken.errors import BadFileError
+    from freetoken.recipe.nodes import read_yaml
+
+    values = read_yaml(Path(file), file).plain()
+    if not isinstance(values, dict):
+        raise BadFileError(f"{file}: expected a mapping, such as `model_path: org/model`")
+    _write_parsed(parse_config(values), output, name, as_json)
+
+
+def _write_parsed(parsed: ParsedCommand, output: str | None, name: str | None, as_json: bool) -> None:
+    from freetoken.adapters.command import make_recipe_values
+    from freetoken.recipe.dump import dump_yaml
+    from freetoken.recipe.load import make_recipe
+
+    values = make_recipe_values(parsed, name=name or (Path(output).stem if output else None))
+    make_recipe(values, "the command line")
+    text = dump_yaml(values)
+    if output is not None:
+        from freetoken.errors import UsageError
+
+        if Path(output).exists():
+            raise UsageError(f"{output} exists already")
+        Path(output).write_text(text, encoding="utf-8")
+    document = {"recipe": values, "notes": list(parsed.notes), "unknown": list(parsed.unknown), "path": output}
+    emit(document, as_json=as_json, render=lambda _: click.echo(output or text.rstrip()))
+    for one in parsed.notes:
+        note(f"note: {one}")
+    for one in parsed.unknown:
+        note(f"not understood: `{one}`")
 
 
 def _show(value: Any) -> str:

@@ -48,7 +48,7 @@ _NOT_INHERITED = ("name", "extends", "version")
 
 __all__ = [
     "LoadedRecipe", "dump_recipe", "find_recipe", "list_recipes", "list_workloads", "load_recipe", "load_workload",
-    "make_model_recipe", "resolve_model_path",
+    "make_model_recipe", "make_recipe", "resolve_model_path",
 ]  # fmt: skip
 
 
@@ -93,6 +93,14 @@ def make_model_recipe(model: str, *, sets: Sequence[str] = (), base_dir: Path | 
     )
     tree = merge(with_origin(workload, "default"), tree)
     return _finish(tree, sets, None, findings, path=None, base_dir=base_dir or Path.cwd())
+
+
+def make_recipe(values: Mapping[str, Any], source: str, *, base_dir: Path | None = None) -> LoadedRecipe:
+    """The recipe that a file with `values` would be; `source` stands in messages for the file. Raises BadFileError."""
+    folder = base_dir or Path.cwd()
+    findings: list[str] = []
+    tree = _resolve_workload(from_plain(values, Mark(source), source), folder, findings)
+    return _finish(tree, (), {}, findings, path=None, base_dir=folder)
 
 
 def load_workload(name: str, *, base_dir: Path | None = None) -> Workload:

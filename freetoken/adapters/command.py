@@ -1,0 +1,141 @@
+"""`ft recipe from-command` and `show --command`: which engine a command line is of, and the recipe that it comes to."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from freetoken.adapters.command_freetoken import FREETOKEN
+from freetoken.adapters.command_llamacpp import LLAMACPP
+from freetoken.adapters.command_native import NATIVE
+from freetoken.adapters.command_table import CommandTable, Fields, ParsedCommand, format_arguments, parse_arguments
+from freetoken.adapters.command_vllm import VLLM
+from freetoken.errors import UsageError
+
+if TYPE_CHECKING:
+    from freetoken.recipe.model import Recipe
+
+TABLES: dict[str, CommandTable] = {one.engine: one for one in (NATIVE, FREETOKEN, LLAMACPP, VLLM)}
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+#: Tokens of the answer that a workload made from a context length leaves room for, at most.
+_ANSWER_TOKENS = 512
+
+
+def parse_command(command: str | Sequence[str]) -> ParsedCommand:
+    """The recipe values of an engine's command line, every flag accounted for. UsageError where it is no engine's."""
+    words = split_words(command) if isinstance(command, str) else list(command)
+    env: dict[str, str] = {}
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    table, arguments = find_table(words)
+    parsed = parse_arguments(table, arguments)
+    fields = dict(parsed.fields)
+    visible = env.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None and visible.isdigit():
+        fields.setdefault("settings.gpu", int(visible))
+    if env:
+        fields["engine.env"] = env
+    if "model" not in fields:
+        raise UsageError("the command line names no model")
+    return replace(parsed, fields=fields)
+
+
+def split_words(command: str) -> list[str]:
+    """The words of a command as a shell has them; a backslash at a line's end joins lines."""
+    try:
+        return shlex.split(command.replace("\\\n", " "), comments=False)
+    except ValueError as error:
+        raise UsageError(f"the command line cannot be read: {error}") from error
+
+
+def find_table(words: Sequence[str]) -> tuple[CommandTable, list[str]]:
+    """Which engine `words` start, and its arguments."""
+    rest = list(words)
+    program = PurePath(rest.pop(0)).name if rest else ""
+    if _PYTHON.fullmatch(program) and rest[:1] == ["-m"] and len(rest) > 1:
+        module, rest = rest[1], rest[2:]
+        program = {"freetoken": "freetoken", "freetoken.cli": "ft", "vllm.entrypoints.openai.api_server": "vllm"}.get(
+            module, module
+        )
+    if program == "llama-server":
+        return LLAMACPP, rest
+    if program == "vllm":
+        return VLLM, rest[1:] if rest[:1] == ["serve"] else rest
+    if program in ("ft", "freetoken"):
+        has_verb = rest[:1] == ["serve"]
+        rest = rest[1:] if has_verb else rest
+        # Our own `ft serve` takes the model as its first argument, the upstream engine's after a flag.
+        is_ours = has_verb and bool(rest) and not any(one.split("=")[0] in ("--model", "--model-path") for one in rest)
+        return (NATIVE, rest) if is_ours else (FREETOKEN, rest)
+    raise UsageError(
+        f"`{program or 'nothing'}` starts no engine that can be read",
+        hint="known: `ft serve`, `python -m freetoken`, `llama-server`, `vllm serve`",
+    )
+
+
+def make_recipe_values(parsed: ParsedCommand, *, name: str | None = None) -> dict[str, Any]:
+    """What a recipe's file says of `parsed`: nested values, and a workload that its context length allows."""
+    fields = dict(parsed.fields)
+    model = str(fields.pop("model"))
+    values: dict[str, Any] = {
+        "version": 1,
+        "name": name or make_name(model),
+        "model": {"repo": model} if _REPO.fullmatch(model) and not model.endswith(".gguf") else {"path": model},
+    }
+    values["workload"] = _make_workload(fields)
+    for key, value in fields.items():
+        section, _, leaf = key.partition(".")
+        if leaf:
+            values.setdefault(section, {})[leaf] = value
+        elif section not in ("context", "sequences"):
+            values[section] = value
+    order = ("version", "name", "model", "engine", "serve", "workload", "settings", "allow_quality_changes")
+    return {key: values[key] for key in order if key in values}
+
+
+def make_name(model: str) -> str:
+    """A recipe's name for `model`."""
+    stem = PurePath(model.rstrip("/")).name.lower().removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[:80] or "model"
+
+
+def format_command(recipe: Recipe) -> list[str]:
+    """The engine's own command line for what `recipe` fixes; raises UsageError for an engine without a table."""
+    table = TABLES.get(recipe.engine.name)
+    if table is None:
+        raise UsageError(f"the command line of engine `{recipe.engine.name}` is not known to this version")
+    fields: Fields = {"model": recipe.model.repo or recipe.model.path}
+    for section, default in (("settings", type(recipe.settings)()), ("serve", type(recipe.serve)())):
+        part = getattr(recipe, section)
+        for name in type(part).model_fields:
+            value = getattr(part, name)
+            implied = table.defaults.get(f"{section}.{name}", getattr(default, name))
+            if value not in (implied, "auto", "model", None):
+                fields[f"{section}.{name}"] = value.bytes if hasattr(value, "bytes") else value
+    if recipe.engine.extra_args:
+        fields["engine.extra_args"] = recipe.engine.extra_args
+    fields["context"] = recipe.workload.context_tokens
+    argv = format_arguments(table, fields)
+    return [*(f"{key}={value}" for key, value in recipe.engine.env.items()), *argv]
+
+
+def _make_workload(fields: Fields) -> str | dict[str, Any]:
+    """A workload that fills the context that the command line gives; the shipped short chat where it gives none."""
+    concurrency = int(fields.get("settings.max_running_requests", 1) or 1)
+    context = fields.get("context")
+    if context is None and isinstance(fields.get("settings.kv_tokens"), int):
+        context = fields["settings.kv_tokens"] // concurrency
+    if not context or context < 16:
+        return "chat-2k" if concurrency == 1 else {"name": "command", "concurrency": concurrency}
+    answer = min(_ANSWER_TOKENS, context // 4)
+    return {
+        "name": "command", "prompt_tokens": context - answer, "output_tokens": answer, "concurrency": concurrency,
+        "context_tokens": context,
+    }  # fmt: skip

@@ -1,0 +1,152 @@
+"""How an engine's command line reads as a recipe, and back: one table a engine, used in both directions.
+
+A flag is a recipe's value, an argument that travels as it is (`engine.extra_args`), something that a recipe says
+otherwise (with a note), or unknown; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from freetoken.errors import UsageError
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What one flag means: the recipe's dotted key and how its text is read; `constant` where it takes no text."""
+
+    key: str = ""
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+    has_value: bool = True
+    constant: Any = None
+    #: Said where it is met; `{}` is its value.
+    note: str = ""
+    #: True for the spelling that is written.
+    is_canonical: bool = True
+
+
+@dataclass(frozen=True)
+class CommandTable:
+    """An engine's command line: how it begins, what its flags mean, and what it says without flags."""
+
+    engine: str
+    program: tuple[str, ...]
+    flags: Mapping[str, Flag]
+    #: Flags of the engine that no recipe field stands for and that travel as arguments -> whether they take a value.
+    passed: Mapping[str, bool] = field(default_factory=dict)
+    #: True where the model is an argument without a flag.
+    has_positional_model: bool = False
+    model_flag: str = ""
+    #: Written always: what a plan means and the engine does not do by itself.
+    always: tuple[str, ...] = ()
+    #: What the engine does without a flag where that is not a recipe's default; None = something no recipe says.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: Looks at all fields together: values that follow from several flags, and what is worth saying.
+    finish: Callable[[Fields], Sequence[str]] = lambda fields: ()
+
+
+@dataclass(frozen=True)
+class ParsedCommand:
+    """Recipe values by dotted key, notes in words, and what nobody understood."""
+
+    engine: str
+    fields: Fields
+    notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def parse_arguments(table: CommandTable, arguments: Sequence[str]) -> ParsedCommand:
+    """The recipe values of `arguments`. Raises UsageError where a value is missing or cannot be read."""
+    fields: Fields = {"engine.name": table.engine}
+    notes: list[str] = []
+    unknown: list[str] = []
+    extra: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, has_text, text = argument.partition("=")
+        if not argument.startswith("-"):
+            if table.has_positional_model and "model" not in fields:
+                fields["model"] = argument
+            else:
+                unknown.append(argument)
+        elif (flag := table.flags.get(name)) is not None:
+            value = _take(name, text if has_text else None, rest) if flag.has_value else flag.constant
+            _keep(flag, name, value, fields, notes)
+        elif name in table.passed:
+            extra.append(argument)
+            if table.passed[name] and not has_text:
+                extra.append(_take(name, None, rest))
+        else:
+            unknown.append(argument)
+            if not has_text and rest and not rest[0].startswith("-"):
+                unknown[-1] += f" {rest.pop(0)}"
+    if extra:
+        fields["engine.extra_args"] = extra
+    for key, value in table.defaults.items():
+        if value is not None:
+            fields.setdefault(key, value)
+    return ParsedCommand(table.engine, fields, (*notes, *table.finish(fields)), tuple(unknown))
+
+
+def format_arguments(table: CommandTable, fields: Mapping[str, Any]) -> list[str]:
+    """The command line of recipe values; `auto` is what the engine does by itself and is left out."""
+    argv = list(table.program)
+    model = fields.get("model")
+    if model is not None:
+        argv += [str(model)] if table.has_positional_model else [table.model_flag, str(model)]
+    argv += table.always
+    for name, flag in table.flags.items():
+        if not flag.key or not flag.is_canonical or flag.key == "model" or flag.key not in fields:
+            continue
+        value = fields[flag.key]
+        if flag.has_value and value != "auto":
+            argv += [name, flag.write(value)]
+        elif not flag.has_value and value == flag.constant:
+            argv.append(name)
+    return [*argv, *fields.get("engine.extra_args", ())]
+
+
+def _take(name: str, text: str | None, rest: list[str]) -> str:
+    if text is not None:
+        return text
+    # A negative number is a value, another flag is none.
+    if not rest or (rest[0].startswith("-") and not rest[0][1:2].isdigit()):
+        raise UsageError(f"`{name}` needs a value")
+    return rest.pop(0)
+
+
+def _keep(flag: Flag, name: str, value: Any, fields: Fields, notes: list[str]) -> None:
+    if flag.note:
+        notes.append(f"`{name}`: {flag.note.format(value)}")
+    if not flag.key:
+        return
+    try:
+        fields[flag.key] = flag.read(value) if flag.has_value else value
+    except ValueError as error:
+        raise UsageError(f"`{name} {value}` cannot be read: {error}") from error
+
+
+def number(text: str) -> int:
+    """A whole number."""
+    return int(text)
+
+
+def number_or_auto(text: str) -> int | str:
+    """A whole number, or `auto`."""
+    return text if text == "auto" else int(text)
+
+
+def device(text: str) -> int | str:
+    """An index or a uuid."""
+    return int(text) if text.isdigit() else text
+
+
+def show_ratio(value: Any) -> str:
+    """A ratio without needless digits."""
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
