@@ -172,9 +172,13 @@ QWEN_CARDS = (
     Card(
         name="ornith-1.5-35b-nvfp4", repo="ornith-ai/Ornith-1.5-35B-A3B-NVFP4", aliases=("ornith-1.5-35b-a3b-nvfp4",),
         description="Ornith 1.5 35B with 3B active (Qwen3.5 architecture), NVFP4 experts",
-        architecture="Qwen3_5MoeForConditionalGeneration", config=QWEN36, scheme=experts_only("nvfp4"),
+        architecture="Qwen3_5MoeForConditionalGeneration", config=QWEN36, scheme=qwen36_nvfp4,
         extra=qwen36_draft(), sources=(HF_CLASSES, "same architecture and dimensions as Qwen3.6-35B-A3B by public comparison"),
-        unverified=(*QWEN36_UNVERIFIED, "which linears beside the experts are quantised"),
+        unverified=(
+            *QWEN36_UNVERIFIED,
+            "which linears beside the experts are quantised: as in Qwen3.6's NVFP4, since public reports of it starting "
+            "on 6 GB cards (one with 358 slots beside 65,606 tokens) leave room for nothing larger",
+        ),
     ),
     Card(
         name="ornith-1.5-35b", repo="ornith-ai/Ornith-1.5-35B-A3B", aliases=("ornith-1.5-35b-a3b",),

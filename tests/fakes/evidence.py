@@ -33,9 +33,6 @@ from freetoken.units import GIB, MIB
 DOCUMENT = json.loads((Path(__file__).parents[1] / "fixtures" / "evidence" / "rows.json").read_text(encoding="utf-8"))
 ROWS: list[dict[str, Any]] = DOCUMENT["rows"]
 BITS = {"iq3_s": 3.4375, "q4_k": 4.5, "q5_k": 5.5}
-#: Three reports of one 6 GB card (r093, r105, r106) start only with the dense part of Qwen3.6's recipe (FP8 attention,
-#: NVFP4 head), so this checkpoint is judged with that shape: same architecture, same sizes.
-SAME_SHAPE = {"ornith-1.5-35b-nvfp4": "qwen3.6-35b-a3b-nvfp4"}
 #: RAM that decides nothing, where a report does not give it.
 PLENTY_OF_RAM_GIB = 1024
 
@@ -52,7 +49,7 @@ class Verdict(NamedTuple):
 
 def make_shape(row: dict[str, Any]) -> ModelShape:
     """The card of the row, with the quantisation that the report names."""
-    shape = find_card(SAME_SHAPE.get(row["card"], row["card"]))
+    shape = find_card(row["card"])
     assert shape is not None, row["card"]
     update: dict[str, Any] = {}
     if "dense_bits" in row:
