@@ -121,11 +121,12 @@ def _kv_floor(match: re.Match[str], text: str) -> Failure:
 
 
 def _rejected(match: re.Match[str], text: str) -> Failure:
-    needed, budget = gib(match[3]), gib(match[4])
+    # Both figures are rounded to a hundredth: what is missing may be that much more.
+    missing = gib(match[3]) - gib(match[4]) + gib("0.01")
     return Failure(
         kind="plan_floor",
         line="expert_slots",
-        missing_bytes=max(0, needed - budget),
+        missing_bytes=max(0, missing),
         field="settings.expert_slots",
         cause=f"{match[1]} slots and {match[2]} KV tokens need {match[3]} GiB, the budget is {match[4]} GiB; "
         "the old cache was kept",
@@ -166,19 +167,15 @@ def _pin(match: re.Match[str], text: str) -> Failure:
 
 
 PATTERNS: tuple[Pattern, ...] = (
+    Pattern(r"minimum plan \(moe=(\d+) slots, kv=(\d+) pages\) needs (-?\d+) B > budget (-?\d+) B", _plan_floor),
+    Pattern(r"moe_cache_size=(\d+) is too small: need at least num_experts=(\d+)", _few_slots),
+    Pattern(r"Prefill overlap borrows two full expert-layer buffers", _overlap),
+    Pattern(r"not enough memory for KV cache|Not enough memory for KV cache", _kv_floor),
     Pattern(
-        re.compile(r"minimum plan \(moe=(\d+) slots, kv=(\d+) pages\) needs (-?\d+) B > budget (-?\d+) B"), _plan_floor
-    ),
-    Pattern(re.compile(r"moe_cache_size=(\d+) is too small: need at least num_experts=(\d+)"), _few_slots),
-    Pattern(re.compile(r"Prefill overlap borrows two full expert-layer buffers"), _overlap),
-    Pattern(re.compile(r"not enough memory for KV cache|Not enough memory for KV cache"), _kv_floor),
-    Pattern(
-        re.compile(
-            r"requested cache \(moe=(\d+) slots, kv=(\d+) pages.*?\) needs ([\d.]+) GiB > budget (-?[\d.]+) GiB"
-        ),
+        r"requested cache \(moe=(\d+) slots, kv=(\d+) pages.*?\) needs ([\d.]+) GiB > budget (-?[\d.]+) GiB",
         _rejected,
     ),
-    Pattern(re.compile(r"expert banks need ([\d.]+) GiB of pinned host RAM but the pin budget is ([\d.]+) GiB"), _pin),
+    Pattern(r"expert banks need ([\d.]+) GiB of pinned host RAM but the pin budget is ([\d.]+) GiB", _pin),
     say(
         r"PinFailed|cudaHostRegister failed",
         "pin_refused",
@@ -210,6 +207,20 @@ PATTERNS: tuple[Pattern, ...] = (
         "the engine sees {1} CUDA devices",
         field="settings.gpu",
         hint="`ft probe` shows what the driver sees",
+    ),
+    say(
+        r"--gpu (\S+?): (not found or not a unique prefix|only \d+ GPU\(s\)|not one of the GPUs)",
+        "no_gpu",
+        "the engine cannot use the GPU `{1}`: {2}",
+        field="settings.gpu",
+        hint="`ft probe` shows what the driver sees",
+    ),
+    say(
+        r"GPU (\S+) is not visible to CUDA in this process",
+        "no_gpu",
+        "the GPU `{1}` is hidden from the engine by CUDA_VISIBLE_DEVICES",
+        field="settings.gpu",
+        hint="leave CUDA_VISIBLE_DEVICES unset: the plan names the GPU",
     ),
     say(r"KernelSelectionError: (.*)", "unsupported", "no kernel: {1}", field="engine.extra_args"),
     say(

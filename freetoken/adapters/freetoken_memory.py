@@ -342,4 +342,8 @@ def _expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["s
         return "serial"
     peak = RUNTIME_BYTES + slot_bytes(shape) * shape.experts.count + parallel_loader_bytes(shape) + RAM_HEADROOM_BYTES
     peak += shape.embedding.bytes if settings.embed_on_host else 0
+    # What earlier starts lacked counts here as well: it is the loader that can give way.
+    peak += sum(
+        one.bytes for one in request.calibration.residuals if one.key in ("expert_banks", "runtime", "loader_peak")
+    )
     return "parallel" if peak <= available else "serial"

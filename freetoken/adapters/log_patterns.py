@@ -20,10 +20,11 @@ FREE = re.compile(r"of which ([\d.]+) ?([KMGT]iB) is free")
 
 
 class Pattern(NamedTuple):
-    """What a message looks like, and what it means."""
+    """What a message looks like, and what it means. Compiled when a log is read: a plan never needs them."""
 
-    regex: re.Pattern[str]
+    regex: str | re.Pattern[str]
     make: Callable[[re.Match[str], str], Failure]
+    flags: int = 0
 
 
 def classify(text: str, patterns: Iterable[Pattern]) -> Failure | None:
@@ -33,7 +34,8 @@ def classify(text: str, patterns: Iterable[Pattern]) -> Failure | None:
     """
     plain = ANSI.sub("", text)
     for pattern in patterns:
-        found = max(pattern.regex.finditer(plain), key=lambda match: match.start(), default=None)
+        matches = re.finditer(pattern.regex, plain, pattern.flags)
+        found = max(matches, key=lambda match: match.start(), default=None)
         if found is not None:
             failure = pattern.make(found, plain)
             return failure.model_copy(update={"excerpt": line_of(plain, found)})
@@ -89,4 +91,4 @@ def say(
             }
         )
 
-    return Pattern(re.compile(regex, flags), make)
+    return Pattern(regex, make, flags)

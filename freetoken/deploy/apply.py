@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from freetoken import paths
 from freetoken.deploy import ending, record, runs, start
 from freetoken.deploy.current import Running, find_running, make_declared, measure_reclaimable, read_current
-from freetoken.deploy.diff import make_diff
+from freetoken.deploy.diff import Current, make_diff
 from freetoken.deploy.launcher import Launcher, add_detail
 from freetoken.deploy.lock import Lock, find_lock_path, require_same, write_after_proof
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.recover import StartFailure
+from freetoken.deploy.stay import is_worth_a_restart, make_staying_request
 from freetoken.deploy.tools import DEFAULT_TOOLS, Progress, Step, Tools, ignore_progress
 from freetoken.deploy.values import ApplyResult, Diff, Proof
 from freetoken.errors import DoesNotFitError, FtError, NotReadyError, UsageError
@@ -136,7 +137,18 @@ class Application:
             diff = Diff(action="restart", reason="what runs left no plan that can be read")
         else:
             diff = make_diff(current, plan, self.recipe, self.adapter)
+        if current is not None and diff.action == "restart" and (stays := self._stay(request, current, plan)):
+            plan, diff = stays
         return Decision(request, plan, diff, declared)
+
+    def _stay(self, request: PlanRequest, current: Current, free: Plan) -> tuple[Plan, Diff] | None:
+        """A plan and its diff that need no restart; None where there is none, or where a restart is worth it."""
+        staying = make_staying_request(request, current.plan, self.adapter)
+        answer = self.tools.make_plan(staying, self.adapter, self.is_forced) if staying is not None else None
+        if answer is None or answer.kind == "refusal" or answer.is_forced or is_worth_a_restart(free, answer):
+            return None
+        diff = make_diff(current, answer, self.recipe, self.adapter)
+        return None if diff.action == "restart" else (answer, diff)
 
     def _check_locked(self, plan: Plan) -> None:
         if self.locked is not None:

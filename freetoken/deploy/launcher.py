@@ -21,6 +21,7 @@ from freetoken.deploy.engines import choose_version, find_engine, require_engine
 from freetoken.deploy.grow import grow_live, make_start_plan
 from freetoken.deploy.prove import prove
 from freetoken.deploy.recover import StartFailure, classify, correct
+from freetoken.deploy.stay import make_staying_request
 from freetoken.deploy.tools import Progress, Step, Tools
 from freetoken.deploy.values import Proof
 from freetoken.errors import DoesNotFitError, FtError, NotReadyError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: After the engine stopped answering, its keeper sees the end within this time.
 _VERDICT_S = 15.0
+#: Doublings of a correction that changed nothing in the plan.
+_MOST_PUSHES = 6
 
 
 @dataclass
@@ -99,10 +102,13 @@ class Launcher:
         """The run at its full size. StartFailure where that fails and another start may help."""
 
         def replan(plan: Plan, failure: Failure) -> Plan:
+            nonlocal request
             correction = correct(request, plan, failure, 0) if request is not None else None
             if correction is None:
                 raise StartFailure("crash", failure.cause, log=failure.excerpt, run_dir=str(run.run_dir))
-            fresh = self.plan_for(correction.request)
+            request = correction.request
+            staying = make_staying_request(correction.request, plan, self.adapter)
+            fresh = self.plan_for(staying or correction.request)
             if self.adapter.live_changes(plan.settings, fresh.settings) is None:
                 raise StartFailure("crash", failure.cause, log=failure.excerpt, run_dir=str(run.run_dir))
             self._note_correction(run, correction.words)
@@ -124,20 +130,22 @@ class Launcher:
         self, request: PlanRequest, plan: Plan, found: Failure, run: start.Run, attempt: int
     ) -> tuple[PlanRequest, Plan]:
         """The next request and plan; NotReadyError where another start would fail in the same way."""
-        correction = correct(request, plan, found, attempt) if attempt < self.tools.max_retries else None
-        if correction is None:
-            raise self._make_error(found, run) from None
-        try:
-            fresh = self.plan_for(correction.request)
-        except DoesNotFitError as refused:
-            error = self._make_error(found, run)
-            error.details = (*error.details, f"allowing for that it does not fit: {refused.message}")
-            error.hint = refused.hint or error.hint
-            raise error from None
-        if fresh.settings == plan.settings:
-            raise self._make_error(found, run) from None
-        self._note_correction(run, correction.words)
-        return correction.request, fresh
+        for pushes in range(_MOST_PUSHES if attempt < self.tools.max_retries else 0):
+            correction = correct(request, plan, found, attempt, pushes=pushes)
+            if correction is None:
+                break
+            try:
+                fresh = self.plan_for(correction.request)
+            except DoesNotFitError as refused:
+                error = self._make_error(found, run)
+                error.details = (*error.details, f"allowing for that it does not fit: {refused.message}")
+                error.hint = refused.hint or error.hint
+                raise error from None
+            # The same settings would fail in the same way: what was missing is less than what was left over.
+            if fresh.settings != plan.settings:
+                self._note_correction(run, correction.words)
+                return correction.request, fresh
+        raise self._make_error(found, run) from None
 
     def make_spec(self, plan: Plan, *, must_exist: bool = True) -> LaunchSpec:
         """The command line of `plan`; a model or an engine that is not here yet is shown by its name if allowed."""

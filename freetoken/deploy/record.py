@@ -55,7 +55,8 @@ def record_success(
             plan,
             proof,
             request,
-            told=measure_from_log(run_dir, plan, proof),
+            # The log tells of the start: after a live resize, or growth, the plan's sizes are others.
+            told={} if action == "resize" or plan.start_slots is not None else measure_from_log(run_dir, plan, proof),
             lacked=find_lacking(request, read_residuals(context, plan.model_name)),
         ),
         results=(_make_result(recipe, run_dir, plan, proof),),

@@ -54,10 +54,13 @@ def classify(adapter: EngineAdapter, failure: StartFailure) -> Failure:
     return Failure.model_validate({"kind": kind, "cause": failure.cause})
 
 
-def correct(request: PlanRequest, plan: Plan, failure: Failure, attempt: int) -> Correction | None:
+def correct(
+    request: PlanRequest, plan: Plan, failure: Failure, attempt: int, *, pushes: int = 0
+) -> Correction | None:  # fmt: skip
     """`request` with the ledger corrected by what `failure` lacked; None where no plan can avoid it.
 
-    The overshoot is exact where the message had it; else a step of 4 % of the ledger, doubled at each attempt.
+    The overshoot is exact where the message had it; else a step of 4 % of the ledger, doubled at each attempt. A
+    correction that vanished in what the plan had left over anyway is pushed: doubled as many times as `pushes` says.
     """
     from freetoken.planner.plan import Residual
 
@@ -68,11 +71,12 @@ def correct(request: PlanRequest, plan: Plan, failure: Failure, attempt: int) ->
     if key is None:
         return None
     step = failure.missing_bytes or max(_MIN_STEP_BYTES, ledger.available_bytes // 25) * 2**attempt
+    step *= 2**pushes
     known = {one.key: one for one in request.calibration.residuals}
     before = known.get(key)
     known[key] = Residual(key=key, bytes=(before.bytes if before else 0) + step, runs=before.runs if before else 1)
     calibration = request.calibration.model_copy(update={"residuals": tuple(known.values())})
-    amount = "exactly" if failure.missing_bytes else "a guessed"
+    amount = "exactly" if failure.missing_bytes and not pushes else "a guessed"
     words = f"{failure.cause}; planning again with {amount} {format_bytes(step)} more for `{key}`"
     return Correction(request.model_copy(update={"calibration": calibration}), words)
 
