@@ -50,9 +50,8 @@ def main() -> None:
     print("## Misses\n")
     print("\n".join(misses), "\n")
     print("## All\n")
-    print(
-        "| report | GPU | card | reported | planner | % of the card left | |\n| --- | --- | --- | --- | --- | ---: | --- |"
-    )
+    print("| report | GPU | card | reported | planner | % of the card left | |")
+    print("| --- | --- | --- | --- | --- | ---: | --- |")
     print("\n".join(rows))
     print("\n## Not judged\n")
     print("\n".join(f"- {name}: {why}" for name, why in sorted(DOCUMENT["not_judged"].items())))
