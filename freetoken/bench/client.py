@@ -77,17 +77,13 @@ class StreamClient:
         content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
         request = self._http.build_request("POST", path, content=content)
         reads: list[tuple[float, bytes]] = []
-        moments = [self._now()]
-
-        async def trace(event: str, _: dict[str, Any]) -> None:
-            # When the bytes really leave: between here and there eight requests that start at once wait for each other.
-            if event.endswith("send_request_headers.started"):
-                moments[0] = self._now()
-
-        request.extensions["trace"] = trace
         try:
             async with asyncio.timeout(self._request_timeout_s):
+                sent = self._now()
                 response = await self._http.send(request, stream=True)
+                # When its last byte left: until then eight requests that start at once wait for each other.
+                stream = response.extensions.get("network_stream")
+                sent = stream.written_s if isinstance(stream, StampedStream) else sent
                 try:
                     await self._read(response, reads)
                 finally:
@@ -101,7 +97,7 @@ class StreamClient:
         ended = self._now()
         if response.status_code != 200:
             raise _make_error(response.status_code, b"".join(data for _, data in reads))
-        return Timed(moments[0], ended, read_answer(reads))
+        return Timed(sent, ended, read_answer(reads))
 
     async def _read(self, response: httpx.Response, reads: list[tuple[float, bytes]]) -> None:
         now, size = self._now, 0

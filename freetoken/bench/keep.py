@@ -166,7 +166,7 @@ def _write_new(path: Path, text: str) -> None:
 def write_workload(recording: Path) -> tuple[Path, Workload]:
     """Writes the workload that replays `recording` beside it, as `NAME.yaml`."""
     workload = describe_recording(recording.stem, recording.name, read_recording(recording))
-    path = recording.with_suffix(".yaml")
+    path = recording.with_name(f"{workload.name}.yaml")  # a workload is called as its file is
     facts = {
         "name": workload.name, "description": workload.description, "turns": workload.turns,
         "shared_prefix_tokens": 0, "prompt_tokens": workload.prompt_tokens, "output_tokens": workload.output_tokens,
@@ -193,7 +193,7 @@ def describe_recording(name: str, recording: str, conversations: Sequence[Conver
     prompt = max(0, math.ceil(context / turns) - output)
     count = sum(map(len, conversations))
     return Workload(
-        name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "recorded",
+        name=re.sub(r"[^\w.-]+", "-", name).strip("-.") or "recorded",
         description=f"{count} recorded requests in {len(conversations)} conversations",
         turns=min(1000, turns), prompt_tokens=prompt, output_tokens=output,
         concurrency=min(1024, find_concurrency(conversations)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from freetoken.bench.result import Estimate, RequestFigures
@@ -141,21 +142,30 @@ def compute_prefill_tps(one: RequestTimes) -> float | None:
 
 def compute_gaps(one: RequestTimes) -> tuple[float, ...]:
     """Seconds between consecutive pieces of text: the ITLs, where each piece is one token."""
-    return tuple(later - earlier for earlier, later in zip(one.pieces_s, one.pieces_s[1:], strict=False))
+    return tuple(later - earlier for earlier, later in pairwise(one.pieces_s))
 
 
 def compute_total_decode_tps(requests: Sequence[RequestTimes]) -> float | None:
-    """Decoded tokens of all `requests` per second in which at least one of them was decoding.
+    """Decoded tokens of all `requests` per second, while as many of them decode as ever do at once.
 
-    Equal requests at once add up; requests that the engine queues one after the other do not.
+    Equal requests at once add up; requests that the engine queues one after the other do not. Where the most at once
+    is a passing moment (under half of the time), all of the time in which at least one decodes counts.
     """
-    spans = sorted((one.first_s, one.last_s) for one in requests if one.tpot_s is not None)
-    busy, until = 0.0, float("-inf")
-    for first, last in spans:
-        busy += max(0.0, last - max(first, until))
-        until = max(until, last)
-    tokens = sum(one.completion_tokens - 1 for one in requests if one.tpot_s is not None)
-    return tokens / busy if busy > 0 else None
+    spans = [(one.first_s, one.last_s, 1 / tpot) for one in requests if (tpot := one.tpot_s) is not None]
+    moments = sorted({moment for first, last, _ in spans for moment in (first, last)})
+    by_count: dict[int, tuple[float, float]] = {}
+    for start, end in pairwise(moments):
+        rates = [rate for first, last, rate in spans if first <= start and end <= last]
+        seconds, tokens = by_count.get(len(rates), (0.0, 0.0))
+        by_count[len(rates)] = (seconds + end - start, tokens + sum(rates) * (end - start))
+    by_count.pop(0, None)
+    if not by_count:
+        return None
+    busy_s = sum(seconds for seconds, _ in by_count.values())
+    seconds, tokens = by_count[max(by_count)]
+    if seconds < busy_s / 2:
+        seconds, tokens = busy_s, sum(tokens for _, tokens in by_count.values())
+    return tokens / seconds
 
 
 def make_figures(one: RequestTimes) -> RequestFigures:

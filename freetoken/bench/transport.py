@@ -21,14 +21,14 @@ class _Receiver(asyncio.Protocol):
     """Queues what is received, each read with its time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self.reads: deque[tuple[float, bytes]] = deque()
         self.is_closed = False
         self.error: Exception | None = None
         self.waiter: asyncio.Future[None] | None = None
 
     def data_received(self, data: bytes) -> None:
-        self.reads.append((self._now(), data))
+        self.reads.append((self.now(), data))
         self.wake()
 
     def eof_received(self) -> None:
@@ -46,11 +46,12 @@ class _Receiver(asyncio.Protocol):
 
 
 class StampedStream(httpcore.AsyncNetworkStream):
-    """A TCP connection; `stamp_s` is when the bytes last read had come."""
+    """A TCP connection; `stamp_s` is when what was last read had come, `written_s` when the last write was done."""
 
     def __init__(self, transport: asyncio.Transport, receiver: _Receiver) -> None:
         self._transport, self._receiver = transport, receiver
-        self.stamp_s = 0.0
+        self._now = receiver.now
+        self.stamp_s = self.written_s = 0.0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """One read as it came; empty at the end of the stream."""
@@ -79,6 +80,7 @@ class StampedStream(httpcore.AsyncNetworkStream):
             raise httpcore.WriteError(str(self._receiver.error or "the connection is closed"))
         if buffer:
             self._transport.write(buffer)
+            self.written_s = self._now()
 
     async def aclose(self) -> None:
         """Closes the connection."""

@@ -60,6 +60,15 @@ def test_streams_at_once_add_up_and_queued_ones_do_not():
     assert compute_total_decode_tps(queued) == pytest.approx(50)
 
 
+def test_a_moment_in_which_two_streams_overlap_is_no_concurrency():
+    """The second begins to decode just before the first ends: 20 decoded tokens in 0.39 s."""
+    assert compute_total_decode_tps([make_request(), make_request(sent=10.19)]) == pytest.approx(20 / 0.39)
+
+
+def test_streams_that_start_a_little_apart_are_counted_while_all_decode():
+    assert compute_total_decode_tps([make_request(), make_request(sent=10.02)]) == pytest.approx(100)
+
+
 def test_total_decode_of_nothing_is_unknown():
     assert compute_total_decode_tps([make_request(tokens=1)]) is None
 
