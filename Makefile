@@ -14,7 +14,7 @@ HAS_NVIDIA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiac
 UPSTREAM := .upstream
 UPSTREAM_VERSIONS := 0.1.2 0.1.3 0.2.0 0.2.1
 
-.PHONY: help demo stop-demo upstream test check format slow wheel clean bench-cli bench-native
+.PHONY: help demo stop-demo upstream test check format slow wheel clean bench-cli bench-native bench-client
 
 help:
 	@echo "make demo      serve the bundled demo model and let it complete one prompt"
@@ -96,6 +96,9 @@ bench-cli: $(VENV)/.package
 
 bench-native: $(VENV)/.package
 	$(BIN)/python benchmarks/native_engine.py
+
+bench-client: $(VENV)/.dev
+	$(BIN)/python benchmarks/bench_client.py --out benchmarks/bench_client.json
 
 clean:
 	rm -rf $(VENV) dist build
