@@ -53,6 +53,9 @@ class LazyGroup(click.Group):
             return None
         from importlib import import_module
 
+        from freetoken.cli.later import import_later
+
+        import_later()
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from freetoken.hardware.model import Gpu
@@ -172,8 +171,14 @@ def _check_serve(request: PlanRequest) -> Iterator[Finding]:
             hint="`--set serve.api_key_env=FREETOKEN_API_KEY`, with the key in that variable",
         )
     version, wanted = request.engine_version, recipe.engine.version
-    if version is not None and wanted and not SpecifierSet(wanted, prereleases=True).contains(version):
+    if version is not None and wanted and not _is_in_range(version, wanted):
         yield Finding(
             check="engine_version",
             message=f"engine `{recipe.engine.name}` is {version}, the recipe asks for `{wanted}`",
         )
+
+
+def _is_in_range(version: str, wanted: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(wanted, prereleases=True).contains(version)
