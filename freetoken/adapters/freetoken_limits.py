@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from freetoken.adapters.freetoken_flags import check_version
-from freetoken.adapters.freetoken_sizes import pin_limit, slot_bytes
+from freetoken.adapters.freetoken_memory import choose_expert_load
+from freetoken.adapters.freetoken_sizes import largest_shard, pin_limit, slot_bytes
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu
+from freetoken.planner.budget import available_ram
 from freetoken.planner.limits import is_older
-from freetoken.planner.memory import Finding
+from freetoken.planner.memory import Finding, ResolvedSettings
 from freetoken.planner.plan import PlanRequest
 from freetoken.planner.repair import model_name
 from freetoken.units import format_bytes
@@ -294,15 +296,22 @@ def _check_host(request: PlanRequest) -> Iterator[Finding]:
             message=f"{format_bytes(bank)} of experts are to be page-locked, about {format_bytes(limit)} may be; "
             "the layers beyond that are computed on the CPU",
         )
-    ram, shape = request.hardware.ram, request.shape
-    if request.recipe.settings.expert_load == "auto" and ram.available_bytes <= shape.disk_bytes + max(
-        (shard.bytes for shard in shape.shards), default=0
-    ):
-        yield Finding(
-            check="expert_load",
-            is_fatal=False,
-            message=f"experts are loaded serially: {format_bytes(ram.available_bytes)} of RAM available is less than "
-            f"the checkpoint's {format_bytes(shape.disk_bytes)} and its largest file",
-        )
+    yield from _check_loading(request)
     if request.recipe.serve.port + 1 > 65535:
         yield Finding(check="port", message="`serve.port` + 1 is taken too and does not exist")
+
+
+def _check_loading(request: PlanRequest) -> Iterator[Finding]:
+    """A word where RAM makes the start a slow one; the rule is the one that the plan follows."""
+    wanted, shape = request.recipe.settings, request.shape
+    if wanted.expert_load != "auto" or wanted.strategy == "fused" or not shape.experts.count:
+        return
+    settings = ResolvedSettings(kv_tokens=1, strategy="offload", embed_on_host=wanted.embed_on_host is True)
+    if shape.experts.is_stacked or choose_expert_load(request, settings) != "serial":
+        return
+    yield Finding(
+        check="expert_load",
+        is_fatal=False,
+        message=f"experts are loaded serially, which takes longer: {format_bytes(available_ram(request))} of RAM are "
+        f"available, the parallel loader holds the banks and up to four files of {format_bytes(largest_shard(shape))}",
+    )

@@ -76,7 +76,7 @@ class FreetokenMemory:
 
     def finish(self, request: PlanRequest, settings: ResolvedSettings) -> ResolvedSettings:
         """Overlap, memory ratio and loading mode that follow from the slots."""
-        update: dict[str, object] = {"expert_load": _expert_load(request, settings)}
+        update: dict[str, object] = {"expert_load": choose_expert_load(request, settings)}
         if settings.strategy != "fused" and request.recipe.settings.prefill_overlap == "auto":
             both = OVERLAP_LAYERS * request.shape.experts.per_layer
             update["prefill_overlap"] = settings.expert_slots >= both and not settings.cpu_layers
@@ -329,7 +329,7 @@ def _chunk_choices(request: PlanRequest, kv_tokens: int) -> tuple[int, ...]:
     return fitting or CHUNKS[-1:]
 
 
-def _expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["serial", "parallel"] | None:
+def choose_expert_load(request: PlanRequest, settings: ResolvedSettings) -> Literal["serial", "parallel"] | None:
     """The engine's own rule (parallel when all shards and the largest fit in what is available), and our ledger's."""
     wanted = request.recipe.settings.expert_load
     if wanted != "auto":
