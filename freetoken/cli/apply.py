@@ -66,13 +66,13 @@ def command(
             is_dry_run=dry_run,
             is_forced=force,
             is_waiting=not no_wait,
-            confirm=_confirm if is_asking else None,
+            confirm=confirm_change if is_asking else None,
             progress=Printer(as_json=as_json),
             locked=lock,
         )
     except RefusedError as error:
         return _refuse(error, as_json=as_json)
-    emit(result, as_json=as_json, render=lambda console: _render(result, console))
+    emit(result, as_json=as_json, render=lambda console: render_result(result, console))
     return 0
 
 
@@ -81,7 +81,8 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _confirm(question: str) -> bool:
+def confirm_change(question: str) -> bool:
+    """Asks before what runs is ended."""
     return click.confirm(question, default=True, err=True)
 
 
@@ -115,7 +116,7 @@ class Printer:
             self._is_open = False
 
     def _is_due(self, step: Step, elapsed_s: float) -> bool:
-        phase = step.message.partition(" (")[0]
+        phase = f"{step.phase} {step.message.partition(' ')[0]}"
         if phase == self._shown_phase and elapsed_s - self._shown_s < 10:
             return False
         self._shown_phase, self._shown_s = phase, elapsed_s
@@ -134,7 +135,8 @@ class Printer:
             click.echo(json.dumps(event), err=True)
 
 
-def _render(result: ApplyResult, console: Console) -> None:
+def render_result(result: ApplyResult, console: Console) -> None:
+    """What was done, and what runs now; or what would be done."""
     if result.kind == "dry_run":
         _render_dry_run(result, console)
         return

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("freetoken.cli.plan:command", "Prove that a model fits this machine, before anything is downloaded."),
     "apply": ("freetoken.cli.apply:command", "Make a recipe run: plan, launch, prove; or change what runs."),
     "status": ("freetoken.cli.status:command", "Show what runs: declared, planned and measured side by side."),
+    "rollback": ("freetoken.cli.rollback:command", "Go back to a setting of a deployment that worked."),
     "logs": ("freetoken.cli.logs:command", "Print the log of a deployment."),
     "stop": ("freetoken.cli.stop:command", "Stop a deployment, or all of them."),
     "ctl": ("freetoken.cli.ctl:command", "Talk to a running engine: health, stats, cache, requests, generate."),

@@ -101,8 +101,10 @@ class Application:
         tools: Tools = DEFAULT_TOOLS,
         confirm: Callable[[str], bool] | None = None,
         locked: Lock | None = None,
+        is_pinned: bool = False,
     ) -> None:
-        self.locked = locked
+        #: The planner answers with one given plan (a rollback): the declaration decides nothing, no lock is written.
+        self.locked, self.is_pinned = locked, is_pinned
         self.loaded, self.recipe, self.name = loaded, loaded.recipe, name
         self.is_forced, self.progress, self.tools, self.confirm = is_forced, progress, tools, confirm
         self.adapter = tools.find_adapter(loaded.recipe.engine.name)
@@ -126,7 +128,7 @@ class Application:
         request = prepare_request(self.loaded, tools=self.tools, reclaimable=reclaimable, hardware_now=hardware)
         declared = make_declared(request, self.recipe, is_forced=self.is_forced)
         current = read_current(running, self.tools) if running else None
-        if current is not None and running is not None and running.declared == declared:
+        if current is not None and running is not None and running.declared == declared and not self.is_pinned:
             self._check_locked(current.plan)
             return Decision(
                 request, current.plan, make_diff(current, current.plan, self.recipe, self.adapter), declared
@@ -137,7 +139,12 @@ class Application:
             diff = Diff(action="restart", reason="what runs left no plan that can be read")
         else:
             diff = make_diff(current, plan, self.recipe, self.adapter)
-        if current is not None and diff.action == "restart" and (stays := self._stay(request, current, plan)):
+        if (
+            current
+            and diff.action == "restart"
+            and not self.is_pinned
+            and (stays := self._stay(request, current, plan))
+        ):
             plan, diff = stays
         return Decision(request, plan, diff, declared)
 
@@ -238,6 +245,7 @@ class Application:
 
     def _rewrite(self, run: start.Run, decision: Decision) -> None:
         """The run folder says what runs now: a restart by the keeper must come back with these sizes."""
+        runs.keep_before(run.run_dir)
         spec = self.launcher.make_spec(decision.plan)
         launch = start.make_launch(
             self.name, self.recipe, decision.plan, spec, self.tools, run.run_id, decision.declared
@@ -301,8 +309,10 @@ class Application:
         self._write_lock(decision.plan)
 
     def _write_lock(self, plan: Plan) -> None:
-        if self.locked is None and (
-            warning := write_after_proof(self.loaded, plan, self.adapter, progress=self.progress)
+        if (
+            self.locked is None
+            and not self.is_pinned
+            and (warning := write_after_proof(self.loaded, plan, self.adapter, progress=self.progress))
         ):
             self.say("lock", warning)
 

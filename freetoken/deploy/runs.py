@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +18,15 @@ from freetoken import paths
 from freetoken.errors import FtError
 from freetoken.recipe.model import NAME_PATTERN
 from freetoken.supervisor.files import EventLog, describe_os_error, format_now, read_json, write_json, write_text
-from freetoken.supervisor.launch import EVENTS_FILE, PLAN_FILE, RECIPE_FILE, Launch, write_launch
+from freetoken.supervisor.launch import EVENTS_FILE, PLAN_FILE, RECIPE_FILE, REPORT_FILE, Launch, write_launch
 
 if TYPE_CHECKING:
     from freetoken.planner.plan import Plan
     from freetoken.recipe.model import Recipe
+
+
+#: Under a run folder: what it held before each live resize.
+BEFORE_DIR = "before"
 
 
 def make_run_id(now: datetime | None = None) -> str:
@@ -63,6 +68,19 @@ def _settle_model(recipe: Recipe, plan: Plan) -> Recipe:
     if given in (None, "demo") or Path(str(given)).is_absolute() or plan.model_path is None:
         return recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": plan.model_path})})
+
+
+def keep_before(run_dir: Path) -> None:
+    """Keeps what a proven run holds, before a live resize rewrites it: `ft rollback` goes back to it."""
+    if not (run_dir / REPORT_FILE).exists():
+        return
+    try:
+        folder = run_dir / BEFORE_DIR / f"{sum(1 for _ in (run_dir / BEFORE_DIR).glob('*')) + 1:03d}"
+        folder.mkdir(parents=True)
+        for name in (RECIPE_FILE, PLAN_FILE, REPORT_FILE):
+            shutil.copy2(run_dir / name, folder / name)
+    except OSError:
+        return  # a full disk costs the way back, not the resize
 
 
 def read_plan(run_dir: Path) -> Plan | None:
