@@ -10,6 +10,7 @@ from freetoken.cli.output import examples
 
 #: Subcommand -> (module:attribute, one sentence for `ft bench --help`).
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "bw": ("freetoken.cli.bench_bw:command", "Measure link, memory and expert arithmetic of this machine."),
     "run": (
         "freetoken.cli.bench_run:command",
         "Measure a workload on what runs now: real text, fresh prompts, intervals.",
@@ -38,6 +39,6 @@ class BenchGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in SUBCOMMANDS.items()])
 
 
-@click.group("bench", cls=BenchGroup, epilog=examples("ft bench run", "ft bench run demo --workload code-4k --json"))
+@click.group("bench", cls=BenchGroup, epilog=examples("ft bench bw", "ft bench run demo --workload code-4k --json"))
 def command() -> None:
-    """Measure a workload on what runs now, with intervals."""
+    """Measure what this machine can do (`bw`), or a workload on what runs now, with intervals (`run`)."""

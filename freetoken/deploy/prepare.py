@@ -57,10 +57,11 @@ def prepare_request(
     if reclaimable.gpu is not None and recipe.settings.gpu == "auto" and _has_gpu(machine, reclaimable.gpu):
         settings = recipe.settings.model_copy(update={"gpu": reclaimable.gpu})
         recipe = recipe.model_copy(update={"settings": settings})
-    version = home.version if home else None
+    version, experts = home.version if home else None, located.shape.experts
     return PlanRequest(
         recipe=recipe,
-        hardware=machine,
+        # What `ft bench bw` measured for such experts with this engine's kernel, where it did.
+        hardware=machine.for_experts(recipe.engine.name, experts.format, experts.hidden_size, experts.intermediate_size),
         shape=located.shape,
         engine_version=version,
         calibration=read_calibration(machine, adapter, version, loaded, located.shape, is_here=hardware is None),

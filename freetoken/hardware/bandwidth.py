@@ -3,8 +3,9 @@
 The one file of this room that imports torch. Copies go in pieces of an expert's size, since small pieces never reach
 the link's peak. Every figure takes a fraction of a second; together they stay within a few seconds.
 
-The CPU expert rate is a float32 matrix-vector product over expert-sized pieces: it reads as an expert kernel reads,
-but it is not the engine's own kernel, so it is marked as guessed. What an engine measures on its kernel counts more.
+The general CPU expert rate is a float32 matrix-vector product over expert-sized pieces: it reads as an expert kernel
+reads, but is no engine's own kernel, so it is marked as guessed. `measure_experts` asks the embedded engine's own
+arithmetic for one format and shape; what another engine measures on its kernel is imported by its adapter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from freetoken.errors import UsageError
 from freetoken.hardware.cgroup import read_cgroup_limits
 from freetoken.hardware.cpu import read_cache_bytes, read_cpu
 from freetoken.hardware.disk_speed import measure_disk
-from freetoken.hardware.model import Bandwidth, Os, Source
+from freetoken.hardware.expert_kernel import ExpertKernel, ExpertShape
+from freetoken.hardware.model import Bandwidth, ExpertRates, Os, Source
 from freetoken.hardware.ram import read_ram
 from freetoken.hardware.reader import Reader
 from freetoken.units import GIB, MIB
@@ -50,12 +52,10 @@ def measure_bandwidth(
     chosen = find_device(device)
     reader = Reader()
     limits = read_cgroup_limits(reader)
-    available = read_ram(reader, Os(), limits).available_bytes
     threads = threads or read_cpu(reader, limits).usable_cores
     rates: dict[str, float | None] = {}
     with _torch_threads(threads):
-        buffer = min(max(256 * MIB, 4 * read_cache_bytes(reader)), 2 * GIB, available // 8)
-        host = _HostMemory(piece_bytes, buffer)
+        host = _HostMemory(piece_bytes, _buffer_bytes(reader))
         rates["dram_bytes_per_s"] = host.stream_rate(seconds_each)
         rates["cpu_experts_bytes_per_s"] = host.piece_rate(seconds_each)
         if chosen.type == "cuda":
@@ -64,10 +64,58 @@ def measure_bandwidth(
         rates["disk_bytes_per_s"] = measure_disk(disk_folder)
     known = {name: rate for name, rate in rates.items() if rate}
     sources: dict[str, Source] = {name: "guessed" if name.startswith("cpu_experts") else "measured" for name in known}
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Bandwidth.model_validate(
-        known | {"sources": sources, "measured_at": now, "piece_bytes": piece_bytes, "threads": threads}
+        known | {"sources": sources, "measured_at": _now(), "piece_bytes": piece_bytes, "threads": threads}
     )
+
+
+def measure_experts(
+    shape: ExpertShape,
+    device: str = "auto",
+    *,
+    threads: int | None = None,
+    seconds_each: float = SECONDS_EACH,
+) -> ExpertRates:
+    """The embedded engine's rate on experts of `shape`, and the link's in pieces of their size, alone and at once.
+
+    Raises UsageError for a device that is not there or a format that is not computed, FtError where it fails.
+    """
+    chosen, reader = find_device(device), Reader()
+    limits = read_cgroup_limits(reader)
+    threads = threads or read_cpu(reader, limits).usable_cores
+    rates: dict[str, float] = {}
+    with ExpertKernel(shape, threads=threads, bank_bytes=_buffer_bytes(reader)) as kernel:
+        rates["cpu_experts_bytes_per_s"] = kernel.measure(seconds_each)
+        if chosen.type == "cuda":
+            rates |= _measure_overlap(chosen, kernel, seconds_each)
+        size = kernel.expert_bytes
+    return ExpertRates(
+        engine="native",
+        format=shape.format,
+        hidden=shape.hidden,
+        inter=shape.inter,
+        top_k=shape.top_k,
+        threads=threads,
+        expert_bytes=size,
+        kernel=f"torch {torch.__version__}",
+        measured_at=_now(),
+        **rates,
+    )
+
+
+def _measure_overlap(device: torch.device, kernel: ExpertKernel, seconds: float) -> dict[str, float]:
+    free, _ = torch.cuda.mem_get_info(device)
+    count = max(1, min(512 * MIB, free // 4) // kernel.expert_bytes)
+    pinned = torch.ones(count, kernel.expert_bytes, dtype=torch.uint8).pin_memory()
+    copier = _Copier(pinned, torch.empty(count, kernel.expert_bytes, dtype=torch.uint8, device=device))
+    alone = _rate(copier.copy_all, seconds)
+    kernel.begin(2 * seconds)
+    overlapped = _rate(copier.copy_all, seconds)
+    return {
+        "h2d_bytes_per_s": alone,
+        "h2d_overlap_bytes_per_s": overlapped,
+        "cpu_experts_overlap_bytes_per_s": kernel.end(),
+    }
 
 
 def find_device(device: str) -> torch.device:
@@ -85,6 +133,16 @@ def find_device(device: str) -> torch.device:
     if found.type == "cpu" or (found.type == "cuda" and (found.index or 0) < count):
         return found
     raise UsageError(f"device `{device}` is not here: torch {torch.__version__} sees {count} CUDA GPUs")
+
+
+def _buffer_bytes(reader: Reader) -> int:
+    """Larger than any cache, and a small part of what is free."""
+    available = read_ram(reader, Os(), read_cgroup_limits(reader)).available_bytes
+    return min(max(256 * MIB, 4 * read_cache_bytes(reader)), 2 * GIB, available // 8)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class _HostMemory:

@@ -22,6 +22,10 @@ def _finite(value: float) -> float:
 
 
 ByteCount = Annotated[int, BeforeValidator(units.parse_bytes), Field(ge=0)]
+#: Rates that depend on the format and shape of the experts.
+EXPERT_RATES = (
+    "cpu_experts_bytes_per_s", "h2d_bytes_per_s", "cpu_experts_overlap_bytes_per_s", "h2d_overlap_bytes_per_s",
+)  # fmt: skip
 Rate = Annotated[float, AfterValidator(_finite), Field(gt=0)]
 
 
@@ -135,6 +139,34 @@ class Disk(HardwareModel):
     filesystem: str | None = None
 
 
+class ExpertRates(HardwareModel):
+    """Rates of experts of one format and shape, with the kernel of one engine; overlap: link and CPU at once."""
+
+    engine: str
+    format: str
+    hidden: int = Field(ge=1)
+    inter: int = Field(ge=1)
+    top_k: int = Field(ge=1)
+    threads: int = Field(ge=1)
+    expert_bytes: ByteCount | None = None
+    cpu_experts_bytes_per_s: Rate | None = None
+    h2d_bytes_per_s: Rate | None = None
+    cpu_experts_overlap_bytes_per_s: Rate | None = None
+    h2d_overlap_bytes_per_s: Rate | None = None
+    #: What the kernel says of itself, e.g. its instruction set.
+    kernel: str = ""
+    measured_at: str | None = None
+    #: Why the figures may be off; empty where nothing was seen.
+    doubts: tuple[str, ...] = ()
+    #: Something held the machine down meanwhile: the row is kept to be seen, and no plan starts from it.
+    is_disturbed: bool = False
+
+    @property
+    def key(self) -> str:
+        """`native/nvfp4:2048x512:top8:t7`: one row for each."""
+        return f"{self.engine}/{self.format}:{self.hidden}x{self.inter}:top{self.top_k}:t{self.threads}"
+
+
 class Bandwidth(HardwareModel):
     """How fast bytes move, in bytes per second, each with how it is known.
 
@@ -155,11 +187,32 @@ class Bandwidth(HardwareModel):
     measured_at: str | None = None
     piece_bytes: ByteCount | None = None
     threads: int | None = Field(default=None, ge=1)
+    #: Rates of single formats and shapes, by their `key`.
+    experts: dict[str, ExpertRates] = {}
+
+    def for_experts(self, engine: str, format_name: str, hidden: int, inter: int) -> Bandwidth:
+        """These rates with those that `engine` reached on experts of this very format and shape in their place.
+
+        The newest undisturbed row counts where there are several (other thread counts); without one nothing changes.
+        """
+        wanted = (engine, format_name, hidden, inter)
+        rows = [
+            one
+            for one in self.experts.values()
+            if (one.engine, one.format, one.hidden, one.inter) == wanted and not one.is_disturbed
+        ]
+        if not rows:
+            return self
+        row = max(rows, key=lambda one: one.measured_at or "")
+        known = {name: getattr(row, name) for name in EXPERT_RATES if getattr(row, name) is not None}
+        sources: dict[str, Source] = dict.fromkeys(known, "measured")
+        return self.model_copy(update=known | {"sources": self.sources | sources})
 
     def merged(self, newer: Bandwidth) -> Bandwidth:
         """These rates with everything that `newer` knows in their place."""
-        known = newer.model_dump(exclude_none=True, exclude={"sources"})
-        return self.model_copy(update=known | {"sources": self.sources | newer.sources})
+        known = newer.model_dump(exclude_none=True, exclude={"sources", "experts"})
+        both = {"sources": self.sources | newer.sources, "experts": self.experts | newer.experts}
+        return self.model_copy(update=known | both)
 
 
 class Os(HardwareModel):
@@ -218,6 +271,11 @@ class Hardware(HardwareModel):
         parts = field.split(".")
         prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         return next((table[prefix] for prefix in prefixes if prefix in table), self.default_source)
+
+    def for_experts(self, engine: str, format_name: str, hidden: int, inter: int) -> Hardware:
+        """This machine with the rates that were measured for such experts with this engine; itself without any."""
+        found = self.bandwidth.for_experts(engine, format_name, hidden, inter)
+        return self if found is self.bandwidth else self.model_copy(update={"bandwidth": found})
 
     def pick_gpu(self, choice: str | int = "auto") -> Gpu | None:
         """The GPU that `settings.gpu` names: index, uuid, or for `auto` the fastest NVIDIA one with most VRAM free.
