@@ -61,7 +61,9 @@ def prepare_request(
     return PlanRequest(
         recipe=recipe,
         # What `ft bench bw` measured for such experts with this engine's kernel, where it did.
-        hardware=machine.for_experts(recipe.engine.name, experts.format, experts.hidden_size, experts.intermediate_size),
+        hardware=machine.for_experts(
+            recipe.engine.name, experts.format, experts.hidden_size, experts.intermediate_size
+        ),
         shape=located.shape,
         engine_version=version,
         calibration=read_calibration(machine, adapter, version, loaded, located.shape, is_here=hardware is None),

@@ -236,7 +236,7 @@ def test_a_plan_starts_from_the_rates_of_its_own_experts_and_engine(tmp_path: Pa
     from tests.fakes.fake_adapter import make_shape, make_tools
 
     recipe = tmp_path / "lab.yaml"
-    recipe.write_text("version: 1\nname: lab\nmodel: {path: /models/fake}\nengine: {name: native}\n")
+    recipe.write_text("version: 1\nname: lab\nmodel: {path: /models/fake}\nengine: {name: native}\nworkload: chat-2k\n")
     shape = make_shape()
     tools = make_tools(
         locate=lambda ref, base: SimpleNamespace(path=Path("/m"), shape=shape, download_bytes=0, note="")
