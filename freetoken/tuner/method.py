@@ -26,12 +26,16 @@ from freetoken.tuner.values import Observation, Point, Stage
 WITHIN = 0.30
 #: A prediction that is off by more than this hands over to the constrained sampler.
 OFF_MODEL = 0.10
+#: The sampler's turn comes once no probe of the corrected model promises more than this.
+SEARCH_BELOW = 0.015
 #: Deviations kept free before a start, and inside one whose peak is known.
 START_MARGIN, LIVE_MARGIN = 1.7, 1.3
 #: More slots are worth a resize from this share on.
 GROW_FROM = 0.02
 #: Slots of the calibration, as shares of those that fit.
 CALIBRATION = 0.5
+#: Sets of parameters that an expected gain is the mean of.
+DRAWS = 128
 
 
 class Proposal(NamedTuple):
@@ -294,7 +298,8 @@ class Method:
         one, cost = fresh[index], float(self._costs([fresh[index]], objective)[0])
         changed = [name for name, value in self.space.canonical(one.point).items()
                    if self.space.canonical(incumbent.point)[name] != value and name != "expert_slots"]  # fmt: skip
-        if self.is_off(history) and self._searches(history) < self._probes(history):
+        is_spent = gains[index] < SEARCH_BELOW
+        if is_spent and self.is_off(history) and self._searches(history) < self._probes(history):
             return Proposal(None, "search", "the model was more than 10 % off", gain=max(gains[index], 0.02))
         stage = "probe" if len(changed) <= 1 else "predicted"
         named = ", ".join(f"`{name}` {one.point[name]}" for name in changed)
@@ -431,21 +436,45 @@ class Method:
     def _gains(
         self, candidates: Sequence[Candidate], history: Sequence[Observation], objective: Objective
     ) -> np.ndarray:
-        """Expected relative gain of each candidate over the best measured one, from the spread of their difference."""
-        incumbent, best = self.best(history, objective), self.best_cost(history, objective)
-        forecast = self.site.forecast(incumbent.point) if incumbent is not None else None
-        if incumbent is None or best is None or forecast is None:
+        """Expected relative gain of each candidate over the best measured point.
+
+        A candidate stands where its nearest measured point stands, moved by what the model says of their difference:
+        what both have in common cancels, and with it most of what the model has wrong.
+        """
+        best, scores = self.best_cost(history, objective), self._scores(history, objective)
+        anchors = self._anchors(history, scores)
+        if best is None or not anchors:
             return np.ones(len(candidates))
-        anchor = Candidate(incumbent.point, forecast, self.slots_of(incumbent.point, forecast))
-        rows, step = self.model.spread([*candidates, anchor])
-        logs = self._log_costs(rows, objective)
-        slopes = (logs[1:] - logs[0]) / step
-        difference = slopes[:, :-1] - slopes[:, -1:]
-        variance = np.einsum("pi,pq,qi->i", difference, self.model.covariance, difference)
-        # What the model said of the best point, corrected by what was measured there, is where candidates stand.
-        shift = logs[0, :-1] - logs[0, -1]
-        form = 0.01 + 0.3 * min(0.1, self.model.residual_sd)
-        return expected_gain(-shift, np.sqrt(variance + form**2))
+        nearest = [min(range(len(anchors)), key=lambda i: self._distance(one.point, anchors[i])) for one in candidates]
+        known = [Candidate(one.point, forecast, self.slots_of(one.point, forecast)) for one, forecast, _ in anchors]
+        logs = self._log_costs(self.model.draw([*candidates, *known], DRAWS), objective)
+        count = len(candidates)
+        measured = np.log([anchors[i][2] for i in nearest])
+        moved = logs[:, :count] - logs[:, [count + i for i in nearest]]
+        gains = math.log(best) - (measured + moved)
+        form = 0.008 + 0.5 * min(self.noise(history), 0.03)
+        return np.asarray(expected_gain(gains, form).mean(axis=0))
+
+    def _anchors(
+        self, history: Sequence[Observation], scores: dict[tuple[object, ...], float]
+    ) -> list[tuple[Observation, Forecast, float]]:
+        """Measured points, each once, with their mean cost."""
+        found: dict[tuple[object, ...], tuple[Observation, Forecast, float]] = {}
+        for one in history:
+            key = self._key(one.point)
+            forecast = self.site.forecast(one.point) if one.measurement is not None else None
+            if forecast is not None and key in scores:
+                found[key] = one, forecast, scores[key]
+        return list(found.values())
+
+    def _distance(self, point: Point, anchor: tuple[Observation, Forecast, float]) -> tuple[float, float]:
+        """Knobs that differ, a strategy as much as all others together; then the cost: the better one counts."""
+        here, there = self.space.canonical(point), self.space.canonical(anchor[0].point)
+        far = sum(
+            (10.0 if one.name == "strategy" else 1.0) for one in self.space
+            if one.cost == "restart" and here[one.name] != there[one.name]
+        )  # fmt: skip
+        return far, anchor[2]
 
 
 def distinct_starts(history: Iterable[Observation]) -> int:

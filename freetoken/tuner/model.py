@@ -9,6 +9,7 @@ Several hundred settings are predicted in one numpy call: the method compares wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ PRIORS: dict[str, float] = {
     "chunk_overhead": 0.5,
     "stream": 0.2,
     "thread_half": 0.5,
+    "link_overlap": 0.25,
+    "cpu_overlap": 0.25,
 }
 _INDEX = {name: index for index, name in enumerate(PRIORS)}
 #: Knob -> prior deviation of what one of its values does to decode and to prefill beside the roofline.
@@ -51,6 +54,8 @@ _BLIND: dict[str, tuple[float, float]] = {
 }
 #: Two processors at work at once: published cases are off by -14 % to 40 times.
 _RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.25, 0.15)}
+#: Slower than predicted by so much, as a logarithm, a strategy counts as broken.
+BROKEN_LOG = 0.7
 _PATHS = {"none": 0, "pcie": 1, "dram": 2, "hybrid": 3, "disk": 4, "pcie_pageable": 5}
 #: What the form itself cannot express, on top of measurement noise.
 _FORM_SD = 0.015
@@ -88,6 +93,7 @@ class CostModel:
     def __init__(self, rates: Rates, workload: Workload, cores: int, concurrency: int = 1) -> None:
         self.rates, self.workload, self.cores, self.concurrency = rates, workload, cores, concurrency
         self.names: list[tuple[str, Any]] = []
+        self.broken: set[Any] = set()
         self.theta = np.zeros(len(PRIORS))
         self.covariance = np.diag(np.array(list(PRIORS.values())) ** 2)
         self.residual_sd = 0.0
@@ -98,6 +104,7 @@ class CostModel:
         """Fits the parameters to (point, forecast, slots, measurement) of every trial that worked."""
         for point, *_ in measured:
             self._learn_names(point)
+        self._find_broken(measured)
         precision = 1 / self._prior_sds() ** 2
         self.theta = np.zeros(len(precision))
         self.covariance = np.diag(1 / precision)
@@ -131,6 +138,18 @@ class CostModel:
         self.covariance = np.linalg.inv(jacobian.T @ (weight[:, None] * jacobian) + np.diag(precision))
         left = (target - value)[~np.isnan(target)]
         self.residual_sd = float(np.sqrt(np.mean(left**2))) if len(left) else 0.0
+
+    def _find_broken(self, measured: Sequence[tuple[Point, Forecast, int, Measurement]]) -> None:
+        """Strategies that are far slower than any of their parts explains: their own factor takes all of it."""
+        self.broken = set()
+        risky = [one for one in measured if one[0].get("strategy") in _RISKY]
+        if not risky:
+            return
+        self.theta = np.zeros(len(self._prior_sds()))
+        expected = self._predict(self.theta[None, :], self.features([one[:3] for one in risky])).step_s[0]
+        for one, step_s in zip(risky, expected, strict=True):
+            if math.log(1 / one[3].decode_tps / step_s) > BROKEN_LOG:
+                self.broken.add(one[0]["strategy"])
 
     def _loss(self, theta: Array, features: Features, target: Array, sd: Array, precision: Array) -> float:
         value = self._outputs(theta[None, :], features)[0]
@@ -166,12 +185,17 @@ class CostModel:
         found = self._predict(self.theta[None, :], features)
         return Predicted(*(one[0] for one in found))
 
-    def spread(self, settings: Sequence[tuple[Point, Forecast, int]]) -> tuple[Predicted, Array]:
-        """Best guesses, and the same for each parameter one small step away: (parameters, settings) arrays."""
+    def draw(self, settings: Sequence[tuple[Point, Forecast, int]], count: int) -> Predicted:
+        """Predictions under `count` sets of parameters drawn from what is believed: arrays (count, settings).
+
+        Drawn rather than linearised: where the larger of two sides counts, the slope of the other one says nothing.
+        """
         features = self.features(settings)
-        size, step = len(self.theta), 1e-3
-        rows = np.concatenate([self.theta[None, :], self.theta[None, :] + step * np.eye(size)])
-        return self._predict(rows, features), np.array(step)
+        rng = np.random.default_rng(len(self.theta))
+        noise = rng.standard_normal((count // 2, len(self.theta)))
+        spread = np.linalg.cholesky(self.covariance + 1e-12 * np.eye(len(self.theta)))
+        rows = self.theta + np.concatenate([noise, -noise]) @ spread.T
+        return self._predict(rows, features)
 
     def _learn_names(self, point: Point) -> None:
         for name in _BLIND:
@@ -182,6 +206,7 @@ class CostModel:
         decode, prefill = [], []
         for name, value in self.names:
             sds = _RISKY.get(value, _BLIND[name]) if name == "strategy" else _BLIND[name]
+            sds = (3.0, 0.3) if name == "strategy" and value in self.broken else sds
             decode.append(sds[0])
             prefill.append(sds[1])
         return np.array([*PRIORS.values(), *decode, *prefill])
@@ -259,8 +284,9 @@ class CostModel:
         half = _THREAD_HALF * base["thread_half"]
         busy = threads * (1 + half) / (threads + half)
         pcie, cpu, disk = rates.pcie * base["pcie"], rates.cpu_experts * base["dram"] * busy, rates.disk * base["disk"]
-        link = (rates.pcie_overlap or rates.pcie) * base["pcie"]
-        left = np.maximum(cpu - link, cpu / 4) if rates.cpu_overlap is None else rates.cpu_overlap * base["dram"] * busy
+        link = (rates.pcie_overlap or rates.pcie) * base["pcie"] * base["link_overlap"]
+        beside = np.maximum(rates.cpu_experts - rates.pcie, rates.cpu_experts / 4)
+        left = (rates.cpu_overlap or beside) * base["dram"] * base["cpu_overlap"] * busy
         part = np.where(fetch < 0, link / (link + left), fetch)
         hybrid = np.maximum(part * miss / link, (1 - part) * miss / left)
         miss_s = np.select(

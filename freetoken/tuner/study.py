@@ -7,11 +7,13 @@ knobs are turned inside it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from freetoken.errors import UsageError
 from freetoken.tuner import history as trials
 from freetoken.tuner.launching import Launcher
 from freetoken.tuner.method import Method, distinct_starts
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 #: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
 RETRIES = 1
+#: So many starts without one that worked mean that something else than settings is wrong.
+HOPELESS_STARTS = 5
 
 
 class Budget(NamedTuple):
@@ -218,6 +222,8 @@ class Search:
             return "the time is used up"
         if budget.trials is not None and len(history) >= budget.trials:
             return f"{budget.trials} trials were made"
+        if distinct_starts(history) >= HOPELESS_STARTS and not any(one.outcome.is_ok for one in history):
+            return f"none of {distinct_starts(history)} starts worked"
         if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
             return None
         self.sampler.running_start = self._running_start
@@ -287,3 +293,16 @@ def fail_and_requeue(study: Study, number: int) -> None:
         attributes = {trials.STAGE: trial.user_attrs.get(trials.STAGE, "search"), "resumed": times + 1,
                       trials.REASON: f"trial {number} lost its process"}  # fmt: skip
         study.enqueue_trial(dict(trial.params), user_attrs=attributes)
+
+
+def open_storage(url: str) -> BaseStorage:
+    """Any Optuna storage by its URL. Raises UsageError where it cannot be opened."""
+    import optuna
+
+    # Other processes of this machine write to the same file; a minute is longer than any of them holds it.
+    options = {"connect_args": {"timeout": 60.0}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+    except Exception as error:  # SQLAlchemy's and the drivers' own families, which are not imported here
+        shown = re.sub(r"//([^:@/]+):[^@/]*@", r"//\1:***@", url)
+        raise UsageError(f"the storage `{shown}` cannot be opened: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,248 @@
+"""`ft tune`: the fastest setting that really fits, in few restarts, with proof."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from freetoken.cli.output import emit, examples, json_option, note, print_table
+from freetoken.errors import TargetMissedError, UsageError
+from freetoken.units import format_seconds, format_significant, parse_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from freetoken.recipe.load import LoadedRecipe
+    from freetoken.tuner.session import TunePreview, TuneResult
+    from freetoken.tuner.status import TuneStatus
+    from freetoken.tuner.study import Progress
+
+OBJECTIVES = ("turn_time", "decode_tps", "ttft", "throughput", "efficiency")
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Seconds, or a time with a unit: `90`, `45m`."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds. Fails with the words of `units`."""
+        try:
+            return parse_seconds(value)  # type: ignore[arg-type]
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command(
+    "tune",
+    epilog=examples(
+        "ft tune qwen3.6-35b-a3b-8gb --workload agent-8k --budget 45m",
+        "ft tune recipes/demo.yaml --workload code-4k --budget 3m --json",
+    ),
+)
+@click.argument("recipe", required=False)
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a value of the recipe; repeatable.")
+@click.option("--workload", metavar="NAME", help="A shipped workload or a file; else the recipe's own.")
+@click.option("--budget", "budget_s", type=Duration(), metavar="TIME", help="Time for all of it; else the recipe's.")
+@click.option("--trials", type=click.IntRange(1), metavar="N", help="At most so many measured settings.")
+@click.option("--starts", type=click.IntRange(1), metavar="N", help="At most so many engine starts while searching.")
+@click.option(
+    "--objective", "objectives", metavar="NAME", multiple=True, help=f"{', '.join(OBJECTIVES)}; two give a front."
+)
+@click.option("--resume", is_flag=True, help="Go on with the study that was interrupted.")
+@click.option("--detach", is_flag=True, help="Run in the background; `ft tune --status` shows how it stands.")
+@click.option("--status", "is_status", is_flag=True, help="Show the studies of this state folder and how they stand.")
+@click.option("--storage", metavar="URL", help="Any Optuna storage, so that equal machines share one study.")
+@click.option(
+    "--soak", "soak_s", type=Duration(), default=0.0, metavar="TIME", help="Run the winner so long at the end."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1, 100), default=2, show_default=True, help="Rounds of each measurement."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which text the prompts are made of.")
+@click.option("--dry-run", is_flag=True, help="Show what would be searched; start nothing.")
+@click.option("--detached-log", hidden=True)
+@json_option
+def command(
+    recipe: str | None, sets: tuple[str, ...], workload: str | None, budget_s: float | None, trials: int | None,
+    starts: int | None, objectives: tuple[str, ...], resume: bool, detach: bool, is_status: bool, storage: str | None,
+    soak_s: float, repeats: int, seed: int, dry_run: bool, detached_log: str | None, as_json: bool,
+) -> int | None:  # fmt: skip
+    """Find the fastest setting that really fits this machine, and prove it.
+
+    The engine's own default is measured first, then what the cost model predicts, then one knob at a time; the winner
+    is held against the default on prompts that the search has not seen. RECIPE may be left out where one deployment
+    runs. What runs under the recipe's name is ended for the study and started again after it.
+    """
+    if is_status:
+        return _show_status(as_json=as_json)
+    from freetoken.tuner.session import Options, Session, choose_workload, parse_objectives
+
+    loaded = choose_workload(_load(recipe, sets), workload)
+    options = Options(
+        objectives=parse_objectives(objectives), budget_s=budget_s, trials=trials, starts=starts,
+        is_resuming=resume, storage=storage, soak_s=soak_s, repeats=repeats, seed=seed, log=detached_log,
+    )  # fmt: skip
+    printer = Printer(as_json=as_json)
+    session = Session(loaded, options, say=printer.say, on_progress=printer.show)
+    if dry_run:
+        preview = session.preview()
+        emit(preview, as_json=as_json, render=lambda console: _render_preview(preview, console))
+        return 0
+    if detach:
+        session.preview()  # what can be refused is refused here, where somebody reads it
+        return _detach()
+    signal.signal(signal.SIGTERM, _interrupt)
+    result = session.run()
+    emit(result, as_json=as_json, render=lambda console: _render(result, console))
+    for text in result.warnings:
+        note(f"warning: {text}")
+    if result.missed:
+        raise TargetMissedError(f"the best setting misses {', '.join(f'`{one}`' for one in result.missed)}")
+    return 0
+
+
+def _load(recipe: str | None, sets: tuple[str, ...]) -> LoadedRecipe:
+    from freetoken.deploy.target import load_target
+
+    if recipe is not None:
+        return load_target(recipe, sets=sets)
+    from freetoken.supervisor import life
+
+    names = sorted({one.record.name for one in life.examine_all() if one.is_living})
+    if len(names) != 1:
+        listed = ", ".join(f"`{one}`" for one in names) or "none"
+        raise UsageError(f"which recipe? running here: {listed}", hint="`ft tune RECIPE`")
+    return load_target(names[0], sets=sets)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM is Ctrl-C: the best is kept and what ran before runs again."""
+    raise KeyboardInterrupt
+
+
+def _detach() -> int:
+    """The same command in a session of its own, its output in a file."""
+    from freetoken.tuner.status import folder
+
+    folder().mkdir(parents=True, exist_ok=True)
+    path = folder() / f"tune-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    arguments = [one for one in sys.argv[1:] if one != "--detach"]
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "freetoken", *arguments, "--detached-log", str(path)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    click.echo(f"tuning in the background as process {process.pid}; log: {path}")
+    click.echo("see it: `ft tune --status`   end it and keep the best: `kill " + str(process.pid) + "`")
+    return 0
+
+
+class Printer:
+    """Progress on stderr: what is tried and why, the best so far, the time left."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json, self.began_s = as_json, time.monotonic()
+
+    def say(self, phase: str, message: str) -> None:
+        """One line."""
+        elapsed_s = time.monotonic() - self.began_s
+        if self.as_json:
+            click.echo(json.dumps({"elapsed_s": round(elapsed_s, 3), "phase": phase, "message": message}), err=True)
+        else:
+            click.echo(f"[{elapsed_s:6.1f} s] {phase}: {message}", err=True)
+
+    def show(self, progress: Progress) -> None:
+        """A trial that begins or ends."""
+        if self.as_json:
+            elapsed_s = round(time.monotonic() - self.began_s, 3)
+            click.echo(json.dumps({"elapsed_s": elapsed_s, **progress._asdict()}), err=True)
+            return
+        best = f", best {format_significant(progress.best_figure)}" if progress.best_figure is not None else ""
+        left = f", {format_seconds(progress.left_s)} left" if progress.left_s is not None else ""
+        if progress.event == "trial":
+            knobs = " ".join(f"{name}={value}" for name, value in progress.point.items())
+            self.say(f"trial {progress.number}", f"{progress.stage}: {progress.message} [{knobs}]{best}{left}")
+        elif progress.event == "done":
+            self.say(f"trial {progress.number}", f"{progress.message}{best}{left}")
+        else:
+            self.say(progress.event, progress.message)
+
+
+def _render(result: TuneResult, console: Console) -> None:
+    click.echo(f"{result.recipe}: {result.trials} trials in {result.starts} starts, "
+               f"{format_seconds(result.duration_s)}; {result.reason}")  # fmt: skip
+    rows = [(name, str(result.baseline.get(name, "")), str(value)) for name, value in result.best.items()]
+    print_table(console, ("setting", "baseline", "best"), rows, align=("left", "right", "right"))
+    figures = result.best_figures
+    shown = [("turn time", "turn_time_s", "s"), ("decode", "decode_tps", "tok/s"), ("TTFT", "ttft_s", "s")]
+    for label, key, unit in shown:
+        if key in figures:
+            click.echo(f"  {label:10} {format_significant(figures[key])} {unit}")
+    click.echo(f"  baseline   {result.baseline_words}")
+    if result.confirmation is not None:
+        click.echo(f"  proof      {result.confirmation.describe()}")
+    if result.soak:
+        click.echo(f"  soak       {result.soak}")
+    for one in result.front:
+        click.echo("  front      " + ", ".join(f"{key} {value}" for key, value in one.items()))
+    click.echo(f"  written    {result.tuned_recipe}")
+    click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft results --recipe {result.recipe}`")
+
+
+def _render_preview(preview: TunePreview, console: Console) -> None:
+    rows = [
+        (
+            one["name"],
+            one["cost"],
+            _bounds(one),
+            *(str(at.get(one["name"])) for at in (preview.default, preview.planned)),
+        )
+        for one in preview.knobs
+    ]
+    print_table(console, ("knob", "cost", "values", "default", "planned"), rows)
+    click.echo(f"device {preview.device}; the engine's default {preview.default_words}; study `{preview.study}`")
+
+
+def _bounds(knob: dict[str, Any]) -> str:
+    if knob.get("choices"):
+        return ", ".join(str(one) for one in knob["choices"])
+    return f"{knob.get('low', 0):g} to {knob.get('high', 0):g}"
+
+
+def _show_status(*, as_json: bool) -> int:
+    from freetoken.tuner.status import list_statuses
+
+    found = list_statuses()
+    emit([_public(one) for one in found], as_json=as_json, render=lambda console: _render_status(found, console))
+    return 0
+
+
+def _public(status: TuneStatus) -> dict[str, Any]:
+    return {**status.model_dump(mode="json"), "is_alive": status.is_alive}
+
+
+def _render_status(found: tuple[TuneStatus, ...], console: Console) -> None:
+    if not found:
+        click.echo("nothing was tuned here yet")
+        return
+    rows = [
+        (one.study, _state(one), str(one.trials), str(one.starts),
+         format_significant(one.best_figure) if one.best_figure is not None else "",
+         format_seconds(one.left_s) if one.left_s is not None and one.is_alive else "", one.message[:60])
+        for one in found
+    ]  # fmt: skip
+    headings = ("study", "state", "trials", "starts", "best", "left", "")
+    print_table(console, headings, rows, align=("left", "left", "right", "right", "right", "right", "left"))
+
+
+def _state(status: TuneStatus) -> str:
+    if status.state == "running" and not status.is_alive:
+        return "killed; `--resume` goes on"
+    return f"{status.state}: {status.phase}" if status.state == "running" else status.state

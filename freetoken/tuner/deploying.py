@@ -1,0 +1,188 @@
+"""The real launcher: `deploy`'s apply loop starts and resizes, `bench` measures. What an engine does is an outcome.
+
+A start gets no second try here: a crash is what the trial has found out. Trials run under a name and on a port of
+their own, so that nothing that a person declared is mistaken for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from freetoken.deploy import ending
+from freetoken.deploy.apply import RefusedError, apply_recipe
+from freetoken.deploy.current import find_running
+from freetoken.deploy.tools import DEFAULT_TOOLS, Step, Tools
+from freetoken.errors import FtError, NotReadyError
+from freetoken.supervisor import register
+from freetoken.tuner.site import PlannedSite
+from freetoken.tuner.values import Kind, Measurement, Outcome, Point
+
+if TYPE_CHECKING:
+    from freetoken.bench.result import BenchResult
+    from freetoken.deploy.values import ApplyResult
+    from freetoken.recipe.load import LoadedRecipe
+
+_SLOT_STRATEGIES = ("offload", "hybrid")
+_MEMORY_KINDS = ("vram_oom", "ram_oom", "plan_floor", "kv_floor", "pin_refused", "killed")
+#: Findings of the bench that speak of the engine's answers, not of the machine around it.
+_GARBAGE = ("token_count", "repetition")
+
+
+@dataclass
+class DeployLauncher:
+    """Starts points of `loaded` under `name`, one at a time."""
+
+    loaded: LoadedRecipe
+    site: PlannedSite
+    name: str
+    port: int
+    repeats: int = 3
+    seed: int = 0
+    #: Seconds after which a measurement is given up as hung.
+    deadline_s: float = 900.0
+    log: Callable[[str], None] = lambda text: None
+    tools: Tools = field(default_factory=lambda: replace(DEFAULT_TOOLS, max_retries=0))
+    running: ApplyResult | None = field(default=None, init=False)
+    #: The last result in full, for the store.
+    result: BenchResult | None = field(default=None, init=False)
+    _measured: int = field(default=0, init=False)
+
+    @property
+    def can_resize(self) -> bool:
+        """By the adapter's word."""
+        return "live_resize" in self.site.adapter.capabilities
+
+    def recipe_at(self, point: Point) -> LoadedRecipe:
+        """The recipe with `point` in place of its `auto` settings, on the port of trials."""
+        slots = int(point["expert_slots"]) if "expert_slots" in point and self._has_slots(point) else None
+        recipe = self.site.fix(point, slots=slots).recipe
+        serve = recipe.serve.model_copy(update={"port": self.port})
+        return replace(self.loaded, recipe=recipe.model_copy(update={"name": self.name, "serve": serve}))
+
+    def _has_slots(self, point: Point) -> bool:
+        forecast = self.site.forecast(point)
+        return forecast is not None and forecast.settings.strategy in _SLOT_STRATEGIES
+
+    def start(self, point: Point) -> Outcome:
+        """Ends the last trial's engine, then starts and proves this one."""
+        self.stop()
+        return self._apply(point)
+
+    def resize(self, point: Point) -> Outcome:
+        """The apply loop finds that a live resize is the least that gets there."""
+        return self._apply(point)
+
+    def _apply(self, point: Point) -> Outcome:
+        try:
+            self.running = apply_recipe(
+                self.recipe_at(point), name=self.name, progress=self._show, tools=self.tools, is_waiting=True
+            )
+        except RefusedError as error:
+            missing = max(1, error.refusal.missing_bytes)
+            return Outcome(kind="refused", violation_bytes=missing, words=error.message)
+        except NotReadyError as error:
+            return self._classify(error)
+        except FtError as error:
+            return Outcome(kind="crash", words=_words(error))
+        return Outcome(kind="ok", run_id=self.running.run_id)
+
+    def _show(self, step: Step) -> None:
+        if not step.is_update:
+            self.log(f"{step.phase}: {step.message}")
+
+    def _classify(self, error: FtError) -> Outcome:
+        """What the failed start means; bytes only where memory is to blame."""
+        found = self.site.adapter.classify_failure(_words(error))
+        if (found is not None and found.kind == "hang") or "hung" in error.message:
+            return Outcome(kind="hang", words=_words(error))
+        is_memory = found is not None and found.kind in _MEMORY_KINDS
+        missing = (found.missing_bytes or 1) if found is not None and is_memory else 0
+        return Outcome(kind="crash", violation_bytes=missing, words=_words(error))
+
+    def measure(self, *, is_unseen: bool = False) -> Outcome:
+        """The workload's figures on what runs. Prompts are the same text in every trial, each with a fresh start."""
+        from freetoken.bench.run import BenchOptions, run_workload
+
+        assert self.running is not None
+        self.result = None
+        run_id = self.running.run_id or ""
+        record = register.read_record(run_id)
+        engine = record.engine_process if record is not None else None
+        self._measured += 1
+        try:
+            self.result = run_workload(
+                self.running.url.removesuffix("/v1"),
+                self.site.workload,
+                repeats=self.repeats,
+                seed=self.seed + (self._measured if is_unseen else 0),
+                unseen=is_unseen,
+                api_key=self._api_key(),
+                log=self.log,
+                engine_pid=engine.pid if engine is not None else None,
+                options=BenchOptions(deadline_s=self.deadline_s, base_dir=self.loaded.base_dir),
+            )
+        except FtError as error:
+            return Outcome(kind=self._why(error), words=_words(error), run_id=run_id)
+        return read_result(self.result, is_on_gpu=self.running.plan.vram is not None, run_id=run_id)
+
+    def _api_key(self) -> str | None:
+        import os
+
+        name = self.loaded.recipe.serve.api_key_env
+        return os.environ.get(name) if name else None
+
+    def _why(self, error: FtError) -> Kind:
+        """Hung, dead, or alive and talking nonsense."""
+        if "was not measured within" in error.message:
+            return "hang"
+        found = find_running(self.name)
+        return "garbage" if found is not None and found.life.is_living else "crash"
+
+    def stop(self) -> None:
+        """Ends whatever runs under the trials' name, also what a killed tuner left behind."""
+        self.running = None
+        found = find_running(self.name)
+        if found is not None:
+            ending.end_life(found.life)
+
+    def settings_now(self) -> dict[str, Any]:
+        """Effective settings of what runs; {} where nothing does."""
+        return self.running.plan.settings.model_dump(mode="json") if self.running is not None else {}
+
+
+def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = None) -> Outcome:
+    """A bench result as an outcome: figures that may be compared, or why not."""
+    bad = [one for one in result.findings if one.is_invalidating]
+    if bad:
+        kind: Kind = "garbage" if all(one.kind in _GARBAGE for one in bad) else "invalid"
+        return Outcome(kind=kind, words=result.invalid_because, run_id=run_id)
+    decode, ttft, turn = result.mean("decode_tps"), result.mean("ttft_ms"), result.mean("turn_time_s")
+    if not decode or not ttft or not turn:
+        return Outcome(kind="garbage", words="no token rate could be measured: too few tokens came", run_id=run_id)
+    spread = result.metrics["turn_time_s"].half_width_ratio / 1.96
+    peak = result.mean("vram_peak_bytes" if is_on_gpu else "ram_peak_bytes")
+    measurement = Measurement(
+        decode_tps=decode,
+        ttft_s=ttft / 1000,
+        turn_time_s=turn,
+        ttft_p50_s=_seconds(result.mean("ttft_p50_ms")),
+        ttft_p95_s=_seconds(result.mean("ttft_p95_ms")),
+        itl_p95_s=_seconds(result.mean("itl_p95_ms")),
+        prefill_tps=result.mean("prefill_tps"),
+        total_decode_tps=result.mean("total_decode_tps"),
+        joules_per_token=result.mean("joules_per_token"),
+        hit_ratio=result.mean("hit_ratio"),
+        peak_bytes=round(peak) if peak else None,
+        noise_ratio=min(0.5, max(0.002, spread)),
+    )
+    return Outcome(kind="ok", measurement=measurement, run_id=run_id)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _words(error: FtError) -> str:
+    return "; ".join((error.message, *error.details))[:1000]

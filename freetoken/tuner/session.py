@@ -1,0 +1,458 @@
+"""`ft tune` as one call: prepare, lock the device, search, confirm, write the recipe and the rows, give back what ran.
+
+Whatever happens in between (Ctrl-C, a failure, a kill followed by `--resume`), the best so far is kept and what ran
+before the study runs again after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freetoken import paths
+from freetoken.deploy import ending
+from freetoken.deploy.apply import RefusedError, apply_recipe
+from freetoken.deploy.current import find_running
+from freetoken.deploy.prepare import prepare_request
+from freetoken.deploy.start import find_free_port
+from freetoken.deploy.tools import DEFAULT_TOOLS
+from freetoken.errors import FtError, UsageError
+from freetoken.hardware.fingerprint import compute_fingerprint
+from freetoken.supervisor import register
+from freetoken.supervisor.locks import read_holder
+from freetoken.tuner.confirm import Confirmation, confirm
+from freetoken.tuner.deploying import DeployLauncher
+from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
+from freetoken.tuner.site import PlannedSite
+from freetoken.tuner.space import make_space
+from freetoken.tuner.status import TuneStatus, read_status, write_status
+from freetoken.tuner.study import Budget, Progress, Search, SearchEnd, open_storage
+from freetoken.tuner.values import Observation, Point, TunerModel
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+    from freetoken.planner.plan import PlanRequest
+    from freetoken.recipe.load import LoadedRecipe
+
+#: Share of the budget that is kept for the confirmation.
+CONFIRM_SHARE = 0.25
+_BROKEN = ("crash", "hang", "garbage")
+
+
+class TuneResult(TunerModel):
+    """What a study found."""
+
+    kind: str = "tuned"
+    study: str
+    recipe: str
+    workload: str
+    objectives: tuple[str, ...]
+    reason: str
+    trials: int
+    starts: int
+    crashes: int
+    duration_s: float
+    best: Point = {}
+    best_figures: dict[str, float] = {}
+    baseline: Point = {}
+    baseline_words: str = ""
+    missed: tuple[str, ...] = ()
+    front: tuple[dict[str, Any], ...] = ()
+    confirmation: Confirmation | None = None
+    tuned_recipe: str | None = None
+    soak: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class TunePreview(TunerModel):
+    """What `--dry-run` shows: the space, the first points, no launch."""
+
+    kind: str = "dry_run"
+    study: str
+    knobs: tuple[dict[str, Any], ...]
+    default: Point
+    default_words: str
+    planned: Point
+    device: str
+
+
+@dataclass
+class Options:
+    """The command line's wishes; None = the recipe's."""
+
+    objectives: tuple[str, ...] = ()
+    budget_s: float | None = None
+    trials: int | None = None
+    starts: int | None = None
+    is_resuming: bool = False
+    storage: str | None = None
+    soak_s: float = 0.0
+    repeats: int = 2
+    seed: int = 0
+    log: str | None = None
+
+
+@dataclass
+class Session:
+    """One `ft tune` of one recipe."""
+
+    loaded: LoadedRecipe
+    options: Options = field(default_factory=Options)
+    say: Callable[[str, str], None] = lambda phase, message: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+    def __post_init__(self) -> None:
+        recipe = self.loaded.recipe
+        self.objectives = pick_objectives(self.options.objectives or (recipe.tune.objective,))
+        self.limits = make_limits(recipe.good_enough)
+        self.budget_s = self.options.budget_s or recipe.tune.budget
+        self.warnings: list[str] = []
+        self.began_s = time.monotonic()
+
+    # -- preparing --------------------------------------------------------------------------------------------
+
+    def prepare(self) -> PlannedSite:
+        """The planner's view of the machine. Raises UsageError where nothing is free to be tuned."""
+        running = find_running(self.loaded.recipe.name, is_repairing=False)
+        request = prepare_request(self.loaded, reclaimable=_reclaimable(running))
+        adapter = DEFAULT_TOOLS.find_adapter(self.loaded.recipe.engine.name)
+        space = make_space(request, adapter)
+        if space is None:
+            raise UsageError(
+                f"`{self.loaded.recipe.name}` leaves nothing open: every setting has a value",
+                hint="set what may be tuned to `auto`",
+            )
+        site = PlannedSite(request, adapter, space)
+        if site.plan_attempt is None or not site.plan_attempt.budget.is_feasible:
+            answer = DEFAULT_TOOLS.make_plan(request, adapter, False)
+            if answer.kind == "refusal":
+                raise RefusedError(answer)
+        return site
+
+    def preview(self) -> TunePreview:
+        """What would be searched; starts nothing."""
+        site = self.prepare()
+        default = site.default_point()
+        forecast = site.forecast(default)
+        words = "the engine has no such setting here"
+        if forecast is not None:
+            words = f"{forecast.missing_bytes:,} bytes are missing" if forecast.missing_bytes else "fits by plan"
+        return TunePreview(
+            study=self.study_name(site.request),
+            knobs=tuple(one.model_dump(mode="json", exclude_defaults=True) for one in site.space),
+            default=default,
+            default_words=words,
+            planned=site.planned_point(),
+            device=_device(site),
+        )
+
+    def study_name(self, request: PlanRequest) -> str:
+        """Recipe, workload, objective, and a digest of what makes figures comparable."""
+        recipe = request.recipe
+        facts = [
+            compute_fingerprint(request.hardware, recipe.engine.name, request.engine_version),
+            request.shape.name, recipe.workload.model_dump_json(), recipe.settings.model_dump_json(),
+            str(recipe.allow_quality_changes),
+        ]  # fmt: skip
+        digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
+        words = "-".join([recipe.name, recipe.workload.name, *(one.name for one in self.objectives)])
+        return f"{re.sub(r'[^a-z0-9._-]', '-', words.lower())[:60]}-{digest}"
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    def run(self) -> TuneResult:
+        """The whole of it. Raises RefusedError, UsageError, FtError; KeyboardInterrupt after giving back what ran."""
+        site = self.prepare()
+        self.study = self.study_name(site.request)
+        lock = register.device_lock(f"tune-{_device(site)}", purpose=f"ft tune of `{self.loaded.recipe.name}`")
+        if not lock.try_acquire():
+            holder = read_holder(lock.path)
+            who = holder.describe() if holder else "another `ft tune`"
+            raise FtError(f"one study at a time: {who} is at work on this device", hint="`ft tune --status` shows it")
+        with lock:
+            return self._run_locked(site)
+
+    def _run_locked(self, site: PlannedSite) -> TuneResult:
+        recipe = self.loaded.recipe
+        earlier = read_status(self.study) if self.options.is_resuming else None
+        name = f"{recipe.name[:70]}-tune"
+        launcher = DeployLauncher(
+            self.loaded, site, name, find_free_port("127.0.0.1", 2), repeats=self.options.repeats,
+            seed=self.options.seed, log=lambda text: self.say("engine", text),
+        )  # fmt: skip
+        launcher.stop()  # what a killed tuner left behind
+        used_s = earlier.used_s if earlier is not None else 0.0
+        self.status = TuneStatus(
+            study=self.study, recipe=recipe.name, workload=recipe.workload.name, objective=self.objectives[0].name,
+            used_s=used_s, log=self.options.log,
+            previous_run=earlier.previous_run if earlier else None,
+            previous_name=earlier.previous_name if earlier else None,
+        )  # fmt: skip
+        search = self._make_search(site, launcher, used_s)
+        with self._giving_back(launcher):
+            end = search.run()
+            result = self._finish(site, launcher, search, end)
+        self._keep_status(state="done", message=end.reason)
+        return result
+
+    def _make_search(self, site: PlannedSite, launcher: DeployLauncher, used_s: float) -> Search:
+        paths.state_dir().mkdir(parents=True, exist_ok=True)
+        storage = open_storage(self.options.storage or f"sqlite:///{paths.studies_path()}")
+        left_s = max(0.0, self.budget_s - used_s) if self.options.is_resuming else self.budget_s
+        name = (find_resumable if self.options.is_resuming else _fresh_name)(self.study, storage)
+        budget = Budget(
+            seconds=left_s, trials=self.options.trials or self.loaded.recipe.tune.trials, starts=self.options.starts,
+            reserve_s=CONFIRM_SHARE * left_s,
+        )  # fmt: skip
+        return Search(
+            site, launcher, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
+            say=self._show, on_trial=lambda one: self._record(site, launcher, one),
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _giving_back(self, launcher: DeployLauncher) -> Iterator[None]:
+        """Ends what runs under the recipe's name for the study, and starts it again after it, however that ends."""
+        recipe = self.loaded.recipe
+        running = find_running(recipe.name)
+        if running is not None:
+            self.status = self.status.model_copy(
+                update={"previous_run": str(running.life.record.folder), "previous_name": recipe.name}
+            )
+        self._keep_status(phase="start")
+        if running is not None:
+            self.say("stop", f"ending `{recipe.name}` for the study; it is started again afterwards")
+            ending.end_life(running.life)
+        try:
+            yield
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._keep_status(state=state, message=str(error))
+            raise
+        finally:
+            launcher.stop()
+            self._restore()
+
+    def _restore(self) -> None:
+        if self.status.previous_run is None:
+            return
+        from freetoken.deploy.runs import read_recipe
+
+        folder = Path(self.status.previous_run)
+        recipe = read_recipe(folder)
+        if recipe is None:
+            self.warnings.append(f"what ran before ({folder.name}) could not be read, so it was not started again")
+            return
+        self.say("restore", f"starting `{self.status.previous_name}` again")
+        try:
+            again = replace(self.loaded, recipe=recipe, provenance={}, path=None)
+            apply_recipe(again, name=self.status.previous_name)
+            self.status = self.status.model_copy(update={"previous_run": None, "previous_name": None})
+        except FtError as error:
+            self.warnings.append(f"`{self.status.previous_name}` could not be started again: {error.message}")
+
+    # -- finishing --------------------------------------------------------------------------------------------
+
+    def _finish(self, site: PlannedSite, launcher: DeployLauncher, search: Search, end: SearchEnd) -> TuneResult:
+        if end.best is None or end.best.measurement is None:
+            crashes = [one.outcome.words for one in end.observations if one.outcome.words]
+            raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
+        baseline, words = self._baseline(site, end)
+        confirmation = None
+        winner = end.best.point
+        if baseline is not None and site.space.canonical(baseline) != site.space.canonical(winner):
+            confirmation = confirm(
+                launcher, site.space, baseline, winner, self.objectives[0],
+                say=lambda text: self.say("confirm", text),
+            )  # fmt: skip
+            self.say("confirm", confirmation.describe())
+            if confirmation.verdict == "worse":
+                winner = baseline
+        elif baseline is not None:
+            words += "; nothing was found that beats it"
+        soak = self._soak(launcher, winner)
+        result = self._make_result(search, end, winner, baseline, words, confirmation)
+        figures = result.best_figures
+        written = self._write_recipe(site, winner, result, soak)
+        self._record_winner(site, launcher, winner, figures)
+        return result.model_copy(update={"tuned_recipe": written, "soak": soak, "warnings": tuple(self.warnings)})
+
+    def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point | None, str]:
+        """The engine's default; where it did not start, the planner's safe plan, or the first point that worked."""
+        default = next((one for one in end.observations if one.stage == "default"), None)
+        if default is not None and default.measurement is not None:
+            return default.point, "the engine's own default"
+        why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
+        worked = next((one for one in end.observations if one.measurement is not None), None)
+        return (worked.point if worked else None), f"{why}; the first setting that worked stands for it"
+
+    def _soak(self, launcher: DeployLauncher, winner: Point) -> str:
+        """Runs the workload over and over: growth of memory, slow-down, crashes. Empty where it was not asked for."""
+        if self.options.soak_s <= 0:
+            return ""
+        outcome = launcher.start(winner)
+        ends_s, peaks, turns = time.monotonic() + self.options.soak_s, [], []
+        while outcome.kind == "ok" and time.monotonic() < ends_s:
+            outcome = launcher.measure(is_unseen=True)
+            if outcome.measurement is not None:
+                peaks.append(outcome.measurement.peak_bytes or 0)
+                turns.append(outcome.measurement.turn_time_s)
+        if not turns or outcome.kind not in ("ok", "invalid"):
+            return f"not stable: {outcome.kind} {outcome.words}"
+        growth = (peaks[-1] - peaks[0]) / (1 << 20)
+        drift = turns[-1] / turns[0] - 1
+        return f"stable over {len(turns)} rounds: memory grew by {growth:+.0f} MiB, turn time {drift:+.1%}"
+
+    def _make_result(
+        self, search: Search, end: SearchEnd, winner: Point, baseline: Point | None, words: str,
+        confirmation: Confirmation | None,
+    ) -> TuneResult:  # fmt: skip
+        canonical = search.site.space.canonical
+        same = [one for one in end.observations if one.measurement and canonical(one.point) == canonical(winner)]
+        measurement = same[-1].measurement if same else None
+        figures = measurement.model_dump(exclude_none=True) if measurement is not None else {}
+        front = tuple(
+            {"point": one.point, **{o.name: o.read(one.measurement) for o in self.objectives if one.measurement}}
+            for one in end.front
+        ) if len(self.objectives) > 1 else ()  # fmt: skip
+        return TuneResult(
+            study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
+            objectives=tuple(one.name for one in self.objectives), reason=end.reason, trials=len(end.observations),
+            starts=end.starts, crashes=sum(one.outcome.kind in _BROKEN for one in end.observations),
+            duration_s=time.monotonic() - self.began_s, best=canonical(winner), best_figures=figures,
+            baseline=baseline or {}, baseline_words=words, front=front, confirmation=confirmation,
+            missed=missed_limits(measurement, self.limits) if measurement is not None else (),
+        )  # fmt: skip
+
+    def _write_recipe(self, site: PlannedSite, winner: Point, result: TuneResult, soak: str) -> str:
+        """`<name>.tuned.yaml` beside the recipe where that is a folder of the user's, else in the state folder."""
+        from freetoken.recipe.dump import dump_recipe
+        from freetoken.supervisor.files import write_text
+
+        recipe = self.loaded.recipe
+        launchable = site.forecast(winner)
+        has_slots = launchable is not None and launchable.high > 0
+        fixed = site.fix(winner, slots=int(winner["expert_slots"]) if has_slots and "expert_slots" in winner else None)
+        name = f"{recipe.name[:70]}.tuned"
+        settings = fixed.recipe.settings
+        tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
+        confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
+        lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, soak]
+        head = "".join(f"# {one}\n" for one in lines if one)
+        text = head + dump_recipe(tuned, base_dir=self.loaded.base_dir)
+        for folder in (self.loaded.path.parent if self.loaded.path else None, paths.state_dir() / "recipes"):
+            if folder is None or _is_shipped(folder):
+                continue
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_text(folder / f"{name}.yaml", text)
+                return str(folder / f"{name}.yaml")
+            except OSError as error:
+                self.warnings.append(f"{folder}: {error.strerror}")
+        raise FtError(f"the tuned recipe could not be written: {self.warnings[-1]}")
+
+    # -- what is kept -----------------------------------------------------------------------------------------
+
+    def _record(self, site: PlannedSite, launcher: DeployLauncher, one: Observation) -> None:
+        """A row in the store for each trial that was measured; and where the study stands."""
+        figures = one.measurement.model_dump(exclude_none=True) if one.measurement is not None else None
+        if figures is not None:
+            self._put_row(site, "trial", launcher.settings_now(), figures, one.outcome.run_id)
+        self._keep_status(trials=one.number + 1, starts=max(self.status.starts, one.start))
+
+    def _record_winner(
+        self, site: PlannedSite, launcher: DeployLauncher, winner: Point, figures: dict[str, float]
+    ) -> None:
+        canonical = site.space.canonical(winner)
+        forecast = site.forecast(winner)
+        strategy = forecast.settings.strategy if forecast is not None else None
+        settings = {one.name: canonical[one.name] for one in site.space if one.is_relevant(strategy)}
+        self._put_row(site, "tuned", settings, figures, None)
+
+    def _put_row(
+        self, site: PlannedSite, kind: str, settings: dict[str, Any], figures: dict[str, float], run_id: str | None
+    ) -> None:
+        from freetoken.store import open_store
+        from freetoken.store.rows import ResultRow
+
+        request = site.request
+        renamed = {key.removesuffix("_s") + "_ms" if key.startswith(("ttft", "itl")) else key: (
+            value * 1000 if key.startswith(("ttft", "itl")) else value) for key, value in figures.items()}  # fmt: skip
+        try:
+            with open_store() as store:
+                fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
+                row = ResultRow(
+                    run_id=run_id, machine_id=store.record_machine(request.hardware, fingerprint),
+                    recipe_name=request.recipe.name, workload=request.recipe.workload.name,
+                    engine=request.recipe.engine.name, engine_version=request.engine_version,
+                    model_name=request.shape.name, kind=kind, settings=settings, metrics=renamed,
+                )  # fmt: skip
+                store.record_result(row)
+        except FtError as error:
+            if error.message not in self.warnings:
+                self.warnings.append(error.message)
+
+    def _show(self, progress: Progress) -> None:
+        best = {"best_figure": progress.best_figure} if progress.best_figure is not None else {}
+        self._keep_status(
+            phase=progress.stage or progress.event, message=progress.message, left_s=progress.left_s, **best
+        )
+        self.on_progress(progress)
+
+    def _keep_status(self, **changes: Any) -> None:
+        before = self.status.used_s
+        elapsed_s = time.monotonic() - self.began_s
+        self.status = self.status.model_copy(update=changes)
+        write_status(self.status.model_copy(update={"used_s": before + elapsed_s}))
+
+
+def _reclaimable(running: Any) -> Any:
+    from freetoken.deploy.current import measure_reclaimable
+
+    return measure_reclaimable(running, DEFAULT_TOOLS.probe(None)) if running is not None else None
+
+
+def _device(site: PlannedSite) -> str:
+    attempt = site.plan_attempt
+    return (attempt.budget.settings.gpu if attempt is not None else None) or "cpu"
+
+
+def _is_shipped(folder: Path) -> bool:
+    """Inside the installed package, where nothing of the user's may lie."""
+    return paths.package_data().resolve() in (folder.resolve(), *folder.resolve().parents)
+
+
+def _fresh_name(name: str, storage: BaseStorage) -> str:
+    """`name`, with a number where a study of that name exists: a new search does not continue an old one."""
+    known = {one.study_name for one in storage.get_all_studies()}
+    return next(one for one in (name, *(f"{name}.{n}" for n in range(2, 10_000))) if one not in known)
+
+
+def find_resumable(name: str, storage: BaseStorage) -> str:
+    """The newest study of this name. Raises UsageError where there is none."""
+    names = [one.study_name for one in storage.get_all_studies()]
+    known = [one for one in names if one == name or one.startswith(f"{name}.")]
+    if not known:
+        raise UsageError(f"no study `{name}` to resume", hint="leave out `--resume`")
+    return max(known, key=lambda one: int(one.rpartition(".")[2]) if one != name else 1)
+
+
+def choose_workload(loaded: LoadedRecipe, name: str | None) -> LoadedRecipe:
+    """`loaded` with another workload."""
+    if name is None:
+        return loaded
+    from freetoken.recipe.load import load_workload
+
+    workload = load_workload(name)
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"workload": workload}))
+
+
+def parse_objectives(values: Sequence[str]) -> tuple[str, ...]:
+    """`--objective a --objective b` or `--objective a,b`."""
+    return tuple(one.strip() for value in values for one in value.split(",") if one.strip())

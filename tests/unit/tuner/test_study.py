@@ -1,0 +1,138 @@
+import optuna
+import pytest
+
+from freetoken.tuner.history import read_history
+from freetoken.tuner.objectives import pick_objectives
+from freetoken.tuner.study import Budget, Search
+from freetoken.tuner.values import Outcome
+from tests.fakes.tuning import ScriptedLauncher, make_site
+
+TURN_TIME = pick_objectives(("turn_time",))
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    """One database for the module: making its tables is what takes time."""
+    return optuna.storages.RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('studies') / 'studies.db'}")
+
+
+def make_search(launcher, site=None, *, budget=None, **changes):
+    site = site or make_site(launcher.machine.seed)
+    return Search(site, launcher, TURN_TIME, budget=budget or Budget(starts=5, trials=20), seed=0, **changes)
+
+
+def test_the_engines_default_comes_first_and_the_best_is_found_within_a_few_starts():
+    launcher = ScriptedLauncher(seed=2)
+    end = make_search(launcher).run()
+    assert end.observations[0].stage == "default"
+    assert end.starts <= 5
+    assert end.best.measurement.turn_time_s < 0.8 * max(
+        one.measurement.turn_time_s for one in end.observations if one.measurement
+    )
+    assert launcher.crashes == 0
+
+
+def test_a_point_that_the_planner_refuses_costs_no_start():
+    site, launcher = make_site(2), ScriptedLauncher(seed=2)
+    end = make_search(launcher, site, budget=Budget(trials=1)).run()
+    assert [(one.outcome.kind, one.start) for one in end.observations] == [("refused", 0)]
+    assert end.observations[0].outcome.violation_bytes > 100 << 20
+    assert launcher.log == []
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang", "garbage"])
+def test_an_engine_that_fails_in_any_way_costs_one_trial(kind):
+    def fate(number, point):
+        return Outcome(kind=kind, words="as told") if number == 2 else None
+
+    launcher = ScriptedLauncher(seed=2, fate=fate)
+    search = make_search(launcher)
+    end = search.run()
+    failed = [one for one in end.observations if one.outcome.kind == kind]
+    assert [one.start for one in failed] == [2]
+    assert launcher.stops == 1
+    assert end.best is not None
+    trial = search.study.trials[failed[0].number]
+    # Told with its violation, not as FAIL, which would lose it.
+    assert trial.state.name in ("COMPLETE", "PRUNED")
+    assert trial.constraints["memory_bytes"] > 0
+
+
+def test_an_invalid_measurement_is_made_once_more_and_says_nothing_of_the_point():
+    launcher = ScriptedLauncher(seed=2)
+    honest, calls = launcher.measure, []
+
+    def measure(*, is_unseen=False):
+        calls.append(is_unseen)
+        return Outcome(kind="invalid", words="another process took the GPU") if len(calls) == 1 else honest()
+
+    launcher.measure = measure
+    end = make_search(launcher, budget=Budget(starts=2, trials=4)).run()
+    kinds = [one.outcome.kind for one in end.observations if one.outcome.kind != "refused"]
+    assert kinds[:2] == ["invalid", "ok"]
+    started = [one.point for one in end.observations if one.start]
+    assert started[0] == started[1]
+
+
+def test_ctrl_c_keeps_what_is_known_and_another_process_goes_on_with_the_trial_in_hand(storage):
+    def fate(number, point):
+        if number == 3:
+            raise KeyboardInterrupt
+        return
+
+    first = make_search(ScriptedLauncher(seed=2, fate=fate), storage=storage, name="s")
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    known = read_history(first.study)
+    lost = first.study.trials[len(known)]
+    assert lost.state.name == "FAIL"
+    second = make_search(ScriptedLauncher(seed=2), storage=storage, name="s")
+    again = second.step()
+    assert again.point == lost.params
+    assert again.outcome.is_ok
+    assert read_history(second.study)[: len(known)] == known
+
+
+def test_a_killed_process_leaves_a_running_trial_that_is_failed_and_tried_again(storage):
+    first = make_search(ScriptedLauncher(seed=2), storage=storage, name="t", budget=Budget(trials=2))
+    first.run()
+    dead = first.study.ask(first.site.space.distributions())  # a kill at this point tells nobody anything
+    said = []
+    second = make_search(
+        ScriptedLauncher(seed=2), storage=storage, name="t", budget=Budget(trials=3), say=said.append
+    )  # fmt: skip
+    end = second.run()
+    assert said[0].event == "resume"
+    assert second.study.trials[dead.number].state.name == "FAIL"
+    assert dead.params in [one.point for one in end.observations]
+    assert len(end.observations) == 3
+
+
+def test_a_search_without_one_start_that_works_ends():
+    launcher = ScriptedLauncher(seed=2, fate=lambda number, point: Outcome(kind="crash", words="no such flag"))
+    end = make_search(launcher, budget=Budget(starts=40, trials=80)).run()
+    assert end.reason == "none of 5 starts worked"
+    assert end.best is None
+
+
+def test_budgets_of_time_and_starts_end_a_search():
+    ticks = iter(range(0, 10_000, 10))
+    end = make_search(ScriptedLauncher(seed=2), budget=Budget(seconds=200), clock=lambda: next(ticks)).run()
+    assert end.reason == "the time is used up"
+    end = make_search(ScriptedLauncher(seed=2), budget=Budget(starts=2, trials=50), stop_rule=None).run()
+    assert end.reason == "2 starts were made"
+    assert end.starts == 2
+
+
+def test_two_objectives_give_a_front():
+    launcher = ScriptedLauncher(seed=2)
+    search = Search(
+        make_site(2), launcher, pick_objectives(("ttft", "decode_tps")), budget=Budget(starts=4, trials=9), seed=0,
+        stop_rule=None,
+    )  # fmt: skip
+    end = search.run()
+    assert end.front
+    times = [one.measurement.ttft_s for one in end.front]
+    rates = [one.measurement.decode_tps for one in end.front]
+    assert times == sorted(times)
+    assert rates == sorted(rates)
