@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recipe": ("freetoken.cli.recipe:command", "List and show recipes, and where each value comes from."),
     "bench": ("freetoken.cli.bench:command", "Measure this machine (`bw`), or what runs (`run`)."),
     "workload": ("freetoken.cli.workload:command", "List, show and record workloads: what is asked of the server."),
+    "tune": ("freetoken.cli.tune:command", "Find the fastest setting that really fits this machine, with proof."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
     "export": ("freetoken.cli.export:command", "Write a recipe, its lock and evidence into one file for others."),
     "import": ("freetoken.cli.import_:command", "Judge a recipe from elsewhere, and plan it for this machine."),
