@@ -80,8 +80,10 @@ def describe_repairs(refusal: Refusal) -> str | None:
     for repair in refusal.repairs:
         sets = " ".join(f"--set {key}={value}" for key, value in repair.sets.items())
         rate = repair.predicted_decode_tps
-        speed = f", {format_significant(rate)} tok/s" if rate is not None else ""
-        repairs.append(f"`{sets}` ({repair.description}{speed})" if sets else f"{repair.description}{speed}")
+        words = repair.description
+        if rate is not None and "tok/s" not in words:
+            words += f", {format_significant(rate)} tok/s"
+        repairs.append(f"`{sets}` ({words})" if sets else words)
     hints = repairs or [finding.hint for finding in refusal.findings if finding.hint]
     return ", or ".join(dict.fromkeys(hints)) or None
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from freetoken.planner.plan import Refusal
     from freetoken.planner.suggest import Candidate, Suggestions
 
+#: Findings that another engine, model or quantisation may not have; the others are mended in the recipe.
+OF_THE_MACHINE = frozenset(
+    {"gpu", "gpu_generation", "os", "driver", "checkpoint_layout", "architecture", "top_k", "vram"}
+)
 #: Other models that a refusal names.
 MOST_INSTEAD = 2
 #: Ends of card names that say how the same model is stored.
@@ -80,7 +84,8 @@ def suggest_instead(
     """
     from freetoken.checkpoint.cards import find_card_info
 
-    if refusal.repairs:
+    fatal = {finding.check for finding in refusal.findings if finding.is_fatal}
+    if refusal.repairs or (fatal and fatal.isdisjoint(OF_THE_MACHINE)):
         return refusal
     found = suggest_models(hardware, workload=workload, options=options, tools=tools).suggestions
     info = find_card_info(refusal.model_name)

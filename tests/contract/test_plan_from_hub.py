@@ -29,7 +29,7 @@ MACHINE = ("--profile", "rtx-3060-12gb", "--engine", "freetoken")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     write_checkpoint(folder / REPO, QWEN36_CONFIG, qwen36_nvfp4_tensors(), shards=10)
-    write_checkpoint(folder / TINY, qwen3_moe_config(), qwen3_moe_tensors())
+    write_checkpoint(folder / TINY, qwen3_moe_config(max_position_embeddings=8192), qwen3_moe_tensors())
     return folder
 
 
