@@ -17,6 +17,8 @@ from freetoken.units import MIB, format_bytes
 #: VRAM by which a foreign process may come or grow: a browser tab does not change a figure, a model does.
 FOREIGN_GROWTH_BYTES = 64 * MIB
 SWAP_GROWTH_BYTES = 32 * MIB
+#: Share of all CPU time that others may use before it is told.
+FOREIGN_CPU_SHARE = 0.2
 #: Share of the samples in which a slowed clock, or a slower link, is no passing moment.
 LASTING_SHARE = 0.05
 #: Reasons that mean other clocks next time; a power cap is how a laptop always runs.
@@ -30,7 +32,8 @@ SHORTEST_JUDGED_CHARACTERS = 400
 
 def judge_machine(samples: Sequence[Sample]) -> tuple[Finding, ...]:
     """Findings on GPU and host between the first and the last sample."""
-    return (*_other_processes(samples), *_throttling(samples), *_link(samples), *_swap(samples))
+    found = (*_other_processes(samples), *_throttling(samples), *_link(samples), *_swap(samples))
+    return (*found, *_busy_cpu(samples))
 
 
 def _other_processes(samples: Sequence[Sample]) -> list[Finding]:
@@ -92,6 +95,22 @@ def _swap(samples: Sequence[Sample]) -> list[Finding]:
             grown = format_bytes(max(values) - values[0])
             return [Finding(kind="swap", message=f"{grown} {words} to swap during the run")]
     return []
+
+
+def _busy_cpu(samples: Sequence[Sample]) -> list[Finding]:
+    """CPU time of others, as a note: an engine on the GPU may not mind, and a shared machine is never quite idle."""
+    looks = [one for one in samples if one.host.cpu_busy_s is not None]
+    # Without the engine's own share its work would be taken for somebody else's.
+    if len(looks) < 2 or not looks[0].host.engine_pids or looks[-1].at_s <= looks[0].at_s:
+        return []
+    first, last = looks[0], looks[-1]
+    busy = (last.host.cpu_busy_s or 0.0) - (first.host.cpu_busy_s or 0.0)
+    foreign = busy - (last.host.cpu_own_s - first.host.cpu_own_s)
+    share = foreign / (last.at_s - first.at_s) / last.host.cpu_count
+    if share < FOREIGN_CPU_SHARE:
+        return []
+    message = f"other processes used {share:.0%} of this machine's CPU time during the run"
+    return [Finding(kind="busy", message=message, is_invalidating=False)]
 
 
 def judge_requests(

@@ -204,7 +204,10 @@ def _of_repeats(found: Measurements, seed: int) -> dict[str, Estimate]:
         for name, value in figures.items():
             if value is not None:
                 values.setdefault(name, []).append(value)
-    return {name: estimate([(0, (one,)) for one in many], mean_of, seed) for name, many in values.items()}
+    estimates = {name: estimate([(0, (one,)) for one in many], mean_of, seed) for name, many in values.items()}
+    if (hits := estimates.get("hit_ratio")) is not None:
+        estimates["hit_ratio"] = hits.model_copy(update={"high": min(1.0, hits.high)})
+    return estimates
 
 
 #: From values along the last axis to one figure.
@@ -243,13 +246,13 @@ def estimate(groups: Sequence[tuple[int, Sequence[float]]], reduce: Reduce, seed
     widen = max((len(pool) / (len(pool) - 1)) ** 0.5 for pool in pools)
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(drawn, [tail, 100 - tail])
-    # The figure itself is always inside, also where a percentile sits at the edge of what was drawn.
+    # The figure itself is always inside, also where a percentile sits at the edge of what was drawn; and what is never
+    # negative does not become so by widening.
+    wide_low, wide_high = figure + (float(low) - figure) * widen, figure + (float(high) - figure) * widen
+    floor = 0.0 if values.min() >= 0 else wide_low
     return Estimate(
-        mean=figure,
-        low=min(figure, figure + (float(low) - figure) * widen),
-        high=max(figure, figure + (float(high) - figure) * widen),
-        n=len(groups),
-    )
+        mean=figure, low=min(figure, max(floor, wide_low)), high=max(figure, wide_high), n=len(groups)
+    )  # fmt: skip
 
 
 def _resample(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 FindingKind = Literal[
     "other_process", "throttling", "link", "swap", "prefix_cache", "token_count", "repetition", "restart", "settings",
-    "sizing", "warm_up",
+    "sizing", "busy",
 ]  # fmt: skip
 
 

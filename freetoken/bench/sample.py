@@ -7,6 +7,7 @@ an error: a run without a GPU, or in a container that hides other processes, sti
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PERIOD_S = 0.5
+_TICKS = os.sysconf("SC_CLK_TCK")
 #: NVML's bits of why clocks are below what was asked for. Idle and application clocks are no reason to worry.
 THROTTLE_BITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal",
                  0x80: "power brake"}  # fmt: skip
@@ -46,6 +48,10 @@ class HostReading:
     engine_bytes: int | None = None
     engine_swap_bytes: int | None = None
     swap_used_bytes: int | None = None
+    #: CPU seconds of all processes, and of the engine's and this one, since some moment in the past; and CPUs.
+    cpu_busy_s: float | None = None
+    cpu_own_s: float = 0.0
+    cpu_count: int = 1
     #: The engine's process and those below it.
     engine_pids: frozenset[int] = frozenset()
 
@@ -213,8 +219,23 @@ class HostReader:
             engine_bytes=sum(one.get("RssAnon", 0) + one.get("RssShmem", 0) for one in found) if found else None,
             engine_swap_bytes=sum(one.get("VmSwap", 0) for one in found) if found else None,
             swap_used_bytes=swap,
+            cpu_busy_s=self._busy_s(),
+            cpu_own_s=time.process_time() + sum(map(self._used_s, pids)),
+            cpu_count=os.cpu_count() or 1,
             engine_pids=pids,
         )
+
+    def _busy_s(self) -> float | None:
+        """CPU seconds that were not idle, of all CPUs."""
+        words = _read_text(self._proc / "stat").partition("\n")[0].split()
+        if len(words) < 9 or words[0] != "cpu":
+            return None
+        user, nice, system, _, _, irq, softirq, *_ = map(int, words[1:])
+        return (user + nice + system + irq + softirq) / _TICKS
+
+    def _used_s(self, pid: int) -> float:
+        words = _read_text(self._proc / str(pid) / "stat").rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / _TICKS if len(words) > 12 else 0.0
 
     def _tree(self, pid: int) -> Iterator[int]:
         yield pid

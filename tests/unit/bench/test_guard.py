@@ -79,6 +79,15 @@ def test_swap_of_the_engine_is_named_before_that_of_the_machine():
     assert found == [("swap", "100 MiB of the engine's memory went to swap during the run", True)]
 
 
+def test_a_machine_that_is_busy_with_others_is_told():
+    own = frozenset({7})
+    hosts = [HostReading(engine_pids=own, cpu_busy_s=10.0, cpu_own_s=5.0, cpu_count=2),
+             HostReading(engine_pids=own, cpu_busy_s=11.8, cpu_own_s=5.9, cpu_count=2)]  # fmt: skip
+    assert words(judge_machine(play([None, None], hosts))) == [
+        ("busy", "other processes used 45% of this machine's CPU time during the run", False)
+    ]
+
+
 def test_peaks_and_energy_are_the_engines_own_where_the_driver_tells():
     held = {"vram_used_bytes": 9 * GIB, "processes": {7: 2 * GIB, 8: GIB}}
     gpus = [GpuReading(**held, energy_j=100.0 + 50 * index, power_w=1.0) for index in range(3)]

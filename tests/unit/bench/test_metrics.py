@@ -96,6 +96,11 @@ def test_an_estimate_of_one_value_has_no_width():
     assert estimate([(0, (3.0,))], mean_of) == Estimate(mean=3, low=3, high=3, n=1)
 
 
+def test_widening_makes_nothing_negative():
+    found = estimate([(0, (0.0,)), (0, (1.0,))], mean_of)
+    assert (found.low, found.mean) == (0.0, 0.5)
+
+
 def test_an_interval_ignores_what_differs_by_design_between_turns():
     turns = [(turn, (100.0 * turn,)) for turn in range(1, 7) for _ in range(3)]
     found = estimate(turns, mean_of)
