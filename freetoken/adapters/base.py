@@ -69,7 +69,7 @@ class Failure(AdapterModel):
 
     kind: Literal[
         "vram_oom", "ram_oom", "plan_floor", "kv_floor", "pin_refused", "port_taken", "bad_flag", "bad_checkpoint",
-        "unsupported", "no_gpu", "log_full", "killed", "hang", "engine_died", "unknown",
+        "unsupported", "no_gpu", "log_full", "killed", "hang", "engine_died", "paging", "unknown",
     ]  # fmt: skip
     cause: str  # one sentence
     line: str | None = None  # key of the ledger line to blame

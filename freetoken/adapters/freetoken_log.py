@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from freetoken.adapters.base import Failure
+from freetoken.adapters.freetoken_refusals import HOST_PATTERNS, LATE_PATTERNS, REFUSALS
 from freetoken.adapters.log_patterns import CUDA_OOM, Pattern, classify, gib, make_cuda_oom, say
 from freetoken.units import format_bytes
 
@@ -21,10 +22,16 @@ STAGES: tuple[tuple[str, str, str, str], ...] = (
         "`--set settings.attention=triton`; a higher memory_ratio makes it worse",
     ),
     (
-        r"Prefill batch|Decode batch|prefill|extend",
+        r"Prefill batch|Decode batch|(?<!after )prefill(?! warmup)|extend|GatedDeltaNet|GDN|causal_conv",
         "prefill_transient",
         "settings.prefill_chunk_tokens",
         "a smaller chunk or fewer slots; a higher memory_ratio makes it worse",
+    ),
+    (
+        r"LinearStatePool|linear_state|mamba pool",
+        "linear_state",
+        "settings.max_running_requests",
+        "`--set settings.max_running_requests=1`",
     ),
     (r"Prefill warmup|autotun|do_bench", "autotune_scratch", "settings.expert_slots", "fewer expert slots"),
     (
@@ -78,12 +85,17 @@ def _cuda_oom(match: re.Match[str], text: str) -> Failure:
 
 
 def _stage(before: str, after: str) -> tuple[str, str, str]:
-    """Which allocation died: by what the message itself names, else by the last milestone before it."""
-    for pattern, line, field, hint in STAGES[:1]:
-        if re.search(pattern, after[:3000], re.I) or re.search(pattern, before[-3000:], re.I):
-            return line, field, hint
-    best = max(STAGES[1:], key=lambda stage: _last(stage[0], before))
-    return best[1:] if _last(best[0], before) >= 0 else ("expert_slots", "settings.expert_slots", "fewer expert slots")
+    """Which allocation died: by what the message or its traceback names, else by the last milestone before it."""
+    workspace = STAGES[0]
+    if re.search(workspace[0], after[:3000], re.I) or re.search(workspace[0], before[-3000:], re.I):
+        return workspace[1:]
+    # The innermost frame that says something; indented lines are the traceback's.
+    trace = "\n".join(line for line in after[:6000].splitlines() if line.startswith("  "))
+    for text in (trace, before):
+        best = max(STAGES[1:], key=lambda stage: _last(stage[0], text))
+        if _last(best[0], text) >= 0:
+            return best[1:]
+    return "expert_slots", "settings.expert_slots", "fewer expert slots"
 
 
 def _last(pattern: str, text: str) -> int:
@@ -97,7 +109,9 @@ def _plan_floor(match: re.Match[str], text: str) -> Failure:
     slots, pages, needed, budget = (int(match[i]) for i in range(1, 5))
     missing = needed - budget
     advice = "a smaller state pool (`--set settings.max_running_requests=1`), or `--set settings.embed_on_host=true`"
-    if budget < 0:
+    if budget >= 0:
+        advice += "; a higher memory_ratio, as the engine advises, takes the room of workspace, graphs and prefill"
+    else:
         advice += "; no memory_ratio helps, since weights and state alone exceed the budget"
     return Failure(
         kind="plan_floor",
@@ -115,7 +129,7 @@ def _kv_floor(match: re.Match[str], text: str) -> Failure:
         kind="kv_floor",
         line="kv_cache",
         field="settings.expert_slots",
-        hint="fewer expert slots leave room for the KV cache",
+        hint="fewer expert slots leave room for the KV cache; fewer pages, as the engine advises, cut the context",
         cause="no memory is left for the KV cache after the expert slots",
     )
 
@@ -176,6 +190,7 @@ PATTERNS: tuple[Pattern, ...] = (
         _rejected,
     ),
     Pattern(r"expert banks need ([\d.]+) GiB of pinned host RAM but the pin budget is ([\d.]+) GiB", _pin),
+    *HOST_PATTERNS,
     say(
         r"PinFailed|cudaHostRegister failed",
         "pin_refused",
@@ -343,6 +358,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "the engine refused its command line: {1}",
         field="engine.extra_args",
     ),
+    *REFUSALS,
     say(
         r"backend worker \S+ exited during load",
         "ram_oom",
@@ -361,4 +377,5 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     say(r"NotImplementedError: (.*)", "unsupported", "not supported by the engine: {1}"),
     say(r"backend worker (\S+) exited", "engine_died", "the engine's worker `{1}` died"),
+    *LATE_PATTERNS,
 )

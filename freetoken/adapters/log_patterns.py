@@ -56,7 +56,8 @@ def make_cuda_oom(match: re.Match[str], text: str, *, line: str | None, field: s
     missing = None
     if asked is not None:
         missing = parse_bytes(f"{asked[1]}{asked[2]}") - (parse_bytes(f"{free[1]}{free[2]}") if free else 0)
-        missing = max(0, missing)
+        # Asked for less than is free: it is in pieces, and how much more is needed cannot be told.
+        missing = missing if missing > 0 else None
     cause = "the GPU ran out of memory" + (f" {asked[1]} {asked[2]} were asked for" if asked else "")
     cause = cause.replace("memory ", "memory: ") if asked else cause
     return Failure(kind="vram_oom", cause=cause, line=line, missing_bytes=missing, field=field, hint=hint)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Causes that another plan can avoid. The others would fail again in the same way.
 _CORRECTABLE = {
-    "vram_oom": "vram", "plan_floor": "vram", "kv_floor": "vram",
+    "vram_oom": "vram", "plan_floor": "vram", "kv_floor": "vram", "paging": "vram",
     "ram_oom": "ram", "pin_refused": "ram", "killed": "ram",
 }  # fmt: skip
 _MIN_STEP_BYTES = 64 * MIB
