@@ -1,0 +1,91 @@
+"""`ft tune` on the demo model with the native engine: found, confirmed, written; killed in mid-trial, it goes on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freetoken.recipe.load import load_recipe
+
+REPO = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+class Lab:
+    def __init__(self, folder):
+        self.folder = folder
+        self.recipe = folder / "demo.yaml"
+        shutil.copy(REPO / "recipes" / "demo.yaml", self.recipe)
+        self.env = {
+            **os.environ, "FT_STATE": str(folder / "state"), "FT_RUNTIME_DIR": str(folder / "run"),
+            "OMP_NUM_THREADS": "2",
+        }  # fmt: skip
+
+    def ft(self, *arguments, timeout_s=1200):
+        command = [sys.executable, "-m", "freetoken", *arguments]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, cwd=self.folder)
+
+    def start(self, *arguments):
+        command = [sys.executable, "-m", "freetoken", *arguments]
+        log = (self.folder / "tune.err").open("wb")
+        return subprocess.Popen(command, env=self.env, stdout=subprocess.DEVNULL, stderr=log, cwd=self.folder)
+
+    def said(self):
+        return (self.folder / "tune.err").read_text(errors="replace")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    found = Lab(tmp_path)
+    yield found
+    found.ft("stop", "--all", timeout_s=120)
+
+
+def wait_for(look, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("not in time")
+
+
+def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
+    done = lab.ft("tune", "demo.yaml", "--workload", "code-4k", "--budget", "3m", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["best_figures"]["decode_tps"] > 0
+    assert result["starts"] >= 2
+    assert result["confirmation"] is None or result["confirmation"]["verdict"] != "unfinished"
+    tuned = load_recipe(result["tuned_recipe"])
+    assert tuned.path == lab.folder / "demo.tuned.yaml"
+    assert tuned.recipe.settings.prefill_chunk_tokens == result["best"]["prefill_chunk_tokens"]
+    rows = json.loads(lab.ft("results", "--json").stdout)
+    assert {"trial", "tuned"} <= {one["kind"] for one in rows}
+    plan = json.loads(lab.ft("plan", "demo.yaml", "--json").stdout)
+    assert plan["provenance"]["settings.prefill_chunk_tokens"].startswith("tuned result")
+    assert json.loads(lab.ft("status", "--json").stdout) in ([], {"deployments": []}) or "demo-tune" not in lab.ft(
+        "status"
+    ).stdout  # fmt: skip
+
+
+def test_killed_in_mid_trial_it_resumes_with_that_trial_lost_alone(lab):
+    arguments = ("tune", "demo.yaml", "--workload", "code-4k", "--budget", "5m", "--trials", "3")
+    process = lab.start(*arguments)
+    wait_for(lambda: "trial 1: " in lab.said() and "\n" in lab.said().split("trial 1: ")[1], 400)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    status = json.loads(lab.ft("tune", "--status", "--json").stdout)
+    assert [(one["state"], one["is_alive"]) for one in status] == [("running", False)]
+    done = lab.ft(*arguments, "--resume", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "1 trial(s) of a process that is gone" in done.stderr
+    result = json.loads(done.stdout)
+    assert result["trials"] == 3
+    assert Path(result["tuned_recipe"]).is_file()
