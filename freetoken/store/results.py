@@ -71,6 +71,17 @@ def read_calibration(
         return store.read_calibration(context, fingerprint, model_name)
 
 
+def read_tuned(
+    fingerprint: str, *, engine: str, model_name: str, workload: str, path: Path | None = None
+) -> ResultRow | None:  # fmt: skip
+    """The newest tuned settings of this machine for a model and a workload; None where nothing was tuned."""
+    store = read_store(path)
+    if store is None:
+        return None
+    with store:
+        return store.read_tuned(fingerprint, engine=engine, model_name=model_name, workload=workload)
+
+
 class Store:
     """An open `ft.db`. Every `record_` method is one transaction: all of it is kept, or nothing."""
 
@@ -203,6 +214,20 @@ class Store:
         return self._rows(
             ResultRow, f"SELECT * FROM results{where} ORDER BY measured_at DESC, id DESC LIMIT ?", (*values, limit)
         )
+
+    def read_tuned(self, fingerprint: str, *, engine: str, model_name: str, workload: str) -> ResultRow | None:
+        """The newest result of kind `tuned` for this machine, engine, model and workload; None without one.
+
+        A later study of the same knows more than an earlier one, so the newest counts and not the fastest.
+        """
+        query = """
+            SELECT results.* FROM results JOIN machines ON machines.id = results.machine_id
+            WHERE results.kind = 'tuned' AND results.invalid_because = '' AND machines.fingerprint = ?
+              AND results.engine = ? AND results.model_name = ? AND results.workload = ?
+            ORDER BY results.measured_at DESC, results.id DESC LIMIT 1
+        """
+        rows = self._rows(ResultRow, query, (fingerprint, engine, model_name, workload))
+        return rows[0] if rows else None
 
     def list_measured_lines(self, run_id: str) -> tuple[MeasuredLine, ...]:
         """Planned and measured bytes of one run."""
