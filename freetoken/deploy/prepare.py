@@ -107,11 +107,18 @@ def read_calibration(
         return Calibration()
     from freetoken.hardware.fingerprint import compute_fingerprint
     from freetoken.store.results import read_calibration as read_stored
+    from freetoken.store.results import read_tuned
 
     settings = loaded.recipe.settings
     attention = adapter.default_attention(shape) if settings.attention == "auto" else settings.attention
     context = make_line_context(hardware, adapter.name, version, settings.gpu, attention)
-    return read_stored(context, compute_fingerprint(hardware, adapter.name, version), model_name=shape.name)
+    fingerprint = compute_fingerprint(hardware, adapter.name, version)
+    calibration = read_stored(context, fingerprint, model_name=shape.name)
+    workload = loaded.recipe.workload.name
+    tuned = read_tuned(fingerprint, engine=adapter.name, model_name=shape.name, workload=workload)
+    if tuned is None:
+        return calibration
+    return calibration.model_copy(update={"tuned": tuned.settings, "tuned_from": f"tuned result {tuned.id}"})
 
 
 def make_line_context(
