@@ -247,11 +247,12 @@ def _open_hf(repo: str, revision: str) -> HuggingFaceRepo:
         ) from error
     except network_errors() as error:
         raise HubError(f"{endpoint} cannot be reached: {describe(error)}", hint="a mirror: HF_ENDPOINT=URL") from error
-    files = tuple(_read_sibling(one) for one in info.siblings or () if is_safe_name(one.rfilename))
+    files = tuple(read_sibling(one) for one in info.siblings or () if is_safe_name(one.rfilename))
     return HuggingFaceRepo(repo, revision, str(info.sha), files)
 
 
-def _read_sibling(one: Any) -> RemoteFile:
+def read_sibling(one: Any) -> RemoteFile:
+    """A file as huggingface_hub lists it."""
     lfs = one.lfs
     sha256 = (lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)) if lfs else None
     return RemoteFile(name=one.rfilename, bytes=int(one.size or 0), sha256=sha256, git_sha1=one.blob_id)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from freetoken.share.compare import Comparison
+    from freetoken.share.receive import Received
 
 
 @click.command(
@@ -46,6 +47,14 @@ def command(
         Path(file), name=name, is_kept=not dry_run, is_replacing=is_replacing, is_trusted_only=is_trusted_only,
         profile=profile, confirm_trust=_make_asker(yes) if trust_as else None, trust_as=trust_as,
     )  # fmt: skip
+    code = finish(outcome, as_json=as_json)
+    if code == 0 and is_applied and outcome.path is not None:
+        return _apply(outcome.path, yes=yes, as_json=as_json)
+    return code
+
+
+def finish(outcome: Received, *, as_json: bool) -> int:
+    """Prints what came of an import; its exit code."""
     value = {**outcome.comparison.model_dump(mode="json"), "recipe_path": str(outcome.path) if outcome.path else None}
     emit(value, as_json=as_json, render=lambda console: render_comparison(outcome.comparison, console))
     if outcome.path is not None:
@@ -55,8 +64,6 @@ def command(
 
         print_error(render.make_refusal_error(outcome.answer))
         return 3
-    if is_applied and outcome.path is not None:
-        return _apply(outcome.path, yes=yes, as_json=as_json)
     if outcome.path is not None:
         same = outcome.comparison.distance is not None and outcome.comparison.distance.is_same_class
         note(f"run it: `ft apply {outcome.path}`" + (" (`--locked`: exactly as the author ran it)" if same else ""))

@@ -21,6 +21,11 @@ COLUMNS = (
     ("ttft_ms", "TTFT ms"), ("tpot_ms", "TPOT ms"), ("turn_time_s", "turn s"), ("hit_ratio", "hit rate"),
     ("vram_peak_bytes", "VRAM GiB"),
 )  # fmt: skip
+#: Columns of an export, in this order.
+_RESULT_COLUMNS = (
+    "id", "measured_at", "recipe_name", "workload", "engine", "engine_version", "model_name", "kind", "run_id",
+    "machine_id", "is_estimated", "invalid_because", "metrics", "settings",
+)  # fmt: skip
 
 
 @click.command("results", epilog=examples("ft results --recipe demo", "ft results --workload code-4k --json"))
@@ -28,11 +33,18 @@ COLUMNS = (
 @click.option("--workload", metavar="NAME", help="Only results of this workload.")
 @click.option("--engine", metavar="NAME", help="Only results of this engine.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Newest so many.")
+@click.option(
+    "--export",
+    "export_format",
+    type=click.Choice(("csv", "json")),
+    help="Write every column to stdout, as CSV or JSON.",
+)
 @click.option("--rebuild", "is_rebuilding", is_flag=True, help="Make the database anew from the run folders first.")
 @json_option
 def command(
-    recipe: str | None, workload: str | None, engine: str | None, limit: int, is_rebuilding: bool, as_json: bool
-) -> None:
+    recipe: str | None, workload: str | None, engine: str | None, limit: int, is_rebuilding: bool,
+    export_format: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Show what was measured on this machine.
 
     The run folders are the truth: `--rebuild` sets a damaged database aside and reads them again.
@@ -46,7 +58,33 @@ def command(
     if store is not None:
         with store:
             rows = store.list_results(recipe=recipe, workload=workload, engine=engine, limit=limit)
-    emit(list(rows), as_json=as_json, render=lambda console: _render(rows, console))
+    if export_format == "csv":
+        click.echo(format_csv(rows), nl=False)
+        return
+    emit(list(rows), as_json=as_json or export_format == "json", render=lambda console: _render(rows, console))
+
+
+def format_csv(rows: Sequence[ResultRow]) -> str:
+    """One line a result: what it is of, then `metrics.NAME` and `settings.NAME` for every name that any row has."""
+    import csv
+    import io
+
+    plain = [row.model_dump(mode="json") for row in rows]
+    fixed = [name for name in _RESULT_COLUMNS if name not in ("metrics", "settings")]
+    parts = ("metrics", "settings")
+    nested = [(part, name) for part in parts for name in sorted({key for row in plain for key in row[part]})]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*fixed, *(f"{part}.{name}" for part, name in nested)])
+    for row in plain:
+        values = [*(row[name] for name in fixed), *(row[part].get(name) for part, name in nested)]
+        writer.writerow([_cell(one) for one in values])
+    return stream.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A cell that a spreadsheet takes for a text and not for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
 def _rebuild() -> None:

@@ -39,13 +39,24 @@ def receive(
 
     Raises BadFileError with exit code 2 for whatever is wrong with it; nothing was written then.
     """
-    bundle = read_bundle(read_bytes(file, file.name), file.name)
+    return receive_bytes(
+        read_bytes(file, file.name), file.name, name=name, is_kept=is_kept, is_replacing=is_replacing,
+        is_trusted_only=is_trusted_only, profile=profile, hardware=hardware, trust_as=trust_as,
+        confirm_trust=confirm_trust,
+    )  # fmt: skip
+
+
+def receive_bytes(
+    data: bytes, shown: str, *, name: str | None = None, is_kept: bool = True, is_replacing: bool = False,
+    is_trusted_only: bool = False, profile: str | None = None, hardware: Hardware | None = None,
+    trust_as: str | None = None, confirm_trust: Callable[[str], bool] | None = None,
+) -> Received:  # fmt: skip
+    """The same for the bytes of a bundle that messages call `shown`."""
+    bundle = read_bundle(data, shown)
     if trust_as is not None:
         bundle = _add_trust(bundle, trust_as, confirm_trust)
     if is_trusted_only and bundle.signer.kind != "trusted":
-        raise BadFileError(
-            f"{file.name} is refused: it is {bundle.signer.describe()}", hint="`--trust NAME` trusts a key"
-        )
+        raise BadFileError(f"{shown} is refused: it is {bundle.signer.describe()}", hint="`--trust NAME` trusts a key")
     if profile is not None:
         from freetoken.hardware.profiles import load_profile
 

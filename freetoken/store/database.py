@@ -62,6 +62,11 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
         return connection
 
 
+def open_for_checking(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, to a database of any version up to ours."""
+    return _connect_for_reading(path)
+
+
 def _connect_for_reading(path: Path) -> sqlite3.Connection:
     # Even a reader of a WAL database makes two files beside it; where it may not, nobody can be writing either.
     for option in ("mode=ro", "mode=ro&immutable=1"):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from freetoken import paths
 from freetoken.hardware.model import Hardware
@@ -214,6 +214,10 @@ class Store:
         return self._rows(
             ResultRow, f"SELECT * FROM results{where} ORDER BY measured_at DESC, id DESC LIMIT ?", (*values, limit)
         )
+
+    def read_all(self, table: Literal["machines", "runs", "results"], kind: type[R]) -> tuple[R, ...]:
+        """Every row of `table`. Raises what pydantic raises for a row that cannot be read."""
+        return self._rows(kind, f"SELECT * FROM {table}")
 
     def read_tuned(self, fingerprint: str, *, engine: str, model_name: str, workload: str) -> ResultRow | None:
         """The newest result of kind `tuned` for this machine, engine, model and workload; None without one.

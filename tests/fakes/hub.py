@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class FakeHub:
     ignores_range: bool = False
     is_gated: bool = False
     token: str | None = None
+    #: Writing requests (POST) that get no answer, their connection cut instead.
+    cut_posts: int = 0
+    #: Repositories that were made, and what was committed: repository → file names of each commit.
+    commits: dict[str, list[list[str]]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     sent_bytes: int = 0
     _hashes: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -105,6 +110,46 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.route()
 
+        def do_POST(self) -> None:
+            """The API that makes repositories and commits: what `create_repo` and `create_commit` send."""
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            hub.requests.append(f"POST {self.path}")
+            path = unquote(urlsplit(self.path).path)
+            if hub.cut_posts > 0:
+                hub.cut_posts -= 1
+                self.close_connection = True
+                self.connection.close()
+            elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self.answer(401, b"{}")
+            elif path == "/api/repos/create":
+                self.create_repo(json.loads(body))
+            elif "/preupload/" in path:
+                files = [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]
+                self.answer_json({"files": [{k: v for k, v in one.items() if k != "sample"} for one in files]})
+            elif "/commit/" in path:
+                self.commit(path.removeprefix("/api/").partition("/commit/")[0], body)
+            else:
+                self.answer(404, b"{}")
+
+        def create_repo(self, wanted: dict[str, str]) -> None:
+            kind = f"{wanted.get('type', 'model')}s"
+            owner, name = wanted.get("organization") or "me", wanted["name"]
+            folder = hub.root / (f"{owner}/{name}" if kind == "models" else f"{kind}/{owner}/{name}")
+            status = 409 if folder.exists() else 200
+            folder.mkdir(parents=True, exist_ok=True)
+            self.answer_json({"url": f"{hub.url}/{kind}/{owner}/{name}", "name": f"{owner}/{name}"}, status)
+
+        def commit(self, repo: str, body: bytes) -> None:
+            repo = repo.removeprefix("models/")
+            names = []
+            for line in body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    names.append(entry["value"]["path"])
+                    hub.add(repo, names[-1], b64decode(entry["value"]["content"]))
+            hub.commits.setdefault(repo, []).append(names)
+            self.answer_json({"success": True, "commitOid": COMMIT, "commitUrl": f"{hub.url}/{repo}/commit/{COMMIT}"})
+
         def route(self) -> None:
             parts = urlsplit(self.path)
             path, query = unquote(parts.path), parse_qs(parts.query)
@@ -113,6 +158,8 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 self.answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             elif path.startswith("/api/models/"):
                 self.answer_api(path.removeprefix("/api/models/"))
+            elif path.startswith("/api/datasets/"):
+                self.answer_api(path.removeprefix("/api/"))
             elif path.startswith("/api/v1/models/"):
                 self.answer_modelscope(path.removeprefix("/api/v1/models/"), query)
             elif path.startswith("/cdn/"):
@@ -128,7 +175,7 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if hub.is_gated:
                 self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
                 return
-            if not hub.list_files(repo):
+            if not hub.list_files(repo) and not (hub.root / repo).is_dir():
                 self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
                 return
             if (action or tree).split("/")[0] not in ("main", COMMIT):
@@ -250,7 +297,7 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 self.send_header(key, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body)
 
     return Handler

@@ -1,0 +1,49 @@
+"""`ft pull`: a bundle out of a registry, judged like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from freetoken.cli.complete import complete_profile
+from freetoken.cli.output import emit, examples, json_option, note
+
+
+@click.command(
+    "pull", epilog=examples("ft pull hf:owner/recipes", "ft pull git+https://host/team/recipes mine -o mine.ftbundle")
+)
+@click.argument("target", metavar="TARGET")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("-o", "--output", metavar="FILE", help="Only write the bundle there; judge it later with `ft import`.")
+@click.option("--replace", "is_replacing", is_flag=True, help="Replace what was imported under the name.")
+@click.option("--trusted", "is_trusted_only", is_flag=True, help="Refuse what no key of your trust list signed.")
+@click.option("--profile", metavar="NAME", shell_complete=complete_profile, help="Plan for a machine that is not here.")
+@json_option
+def command(
+    target: str, name: str | None, output: str | None, is_replacing: bool, is_trusted_only: bool, profile: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Fetch a recipe's bundle and show what this machine would run, as `ft import` does.
+
+    TARGET is hf:owner/name[@revision], git+https://..., git+file://..., a folder of bundles, or a file. NAME chooses
+    where there are several. Nothing is started.
+    """
+    from freetoken.share.places import pull
+
+    file, data = pull(target, name)
+    if output is not None:
+        from freetoken.share.export import write_bundle
+
+        digest = write_bundle(data, Path(output))
+        value = {"path": output, "bytes": len(data), "sha256": digest}
+        emit(value, as_json=as_json, render=lambda _: click.echo(f"{output}  {len(data):,} bytes  sha256 {digest}"))
+        return 0
+    from freetoken.cli.import_ import finish
+    from freetoken.share.receive import receive_bytes
+
+    outcome = receive_bytes(
+        data, file, is_replacing=is_replacing, is_trusted_only=is_trusted_only, profile=profile
+    )  # fmt: skip
+    note(f"fetched {file} from {target}")
+    return finish(outcome, as_json=as_json)

@@ -1,0 +1,109 @@
+"""A registry in a git repository: a shallow clone in a temporary folder, read or changed, pushed, thrown away.
+
+Only https and local files are spoken. A repository from elsewhere is data: no hook, no filter, no submodule, no link
+of it is run or followed, and git asks nobody for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from freetoken.errors import FtError, UsageError
+from freetoken.share.registry import FolderPlace
+
+_TIMEOUT_S = 300.0
+_TRIES = 4
+_SAFE = (
+    "-c", "core.hooksPath=/dev/null", "-c", "core.symlinks=false", "-c", "core.fsmonitor=false",
+    "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.file.allow=always",
+    "-c", "core.attributesFile=/dev/null", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.process=",
+    "-c", "filter.lfs.required=false", "-c", "transfer.fsckObjects=true",
+)  # fmt: skip
+#: What git says when a connection broke rather than when it was refused.
+_BROKEN = (
+    "early EOF",
+    "RPC failed",
+    "unexpected disconnect",
+    "Connection reset",
+    "timed out",
+    "hung up",
+    "Could not resolve",
+)
+
+
+class GitPlace(FolderPlace):
+    """A clone; writing commits and pushes."""
+
+    def __init__(self, folder: Path, url: str, revision: str | None) -> None:
+        super().__init__(folder, url)
+        self.url, self.revision = url, revision
+
+    def write(self, files: Mapping[str, bytes], message: str) -> str:
+        """Commits `files` and pushes; the commit. Where somebody was faster, the push is refused and said."""
+        super().write(files, message)
+        run_git(self.folder, "add", "--", *files)
+        if not run_git(self.folder, "status", "--porcelain").strip():
+            return run_git(self.folder, "rev-parse", "HEAD").strip()
+        identity = ("-c", "user.name=ft", "-c", "user.email=ft@localhost", "-c", "commit.gpgSign=false")
+        run_git(self.folder, *identity, "commit", "--quiet", "-m", message)
+        branch = self.revision or run_git(self.folder, "symbolic-ref", "--short", "HEAD").strip()
+        run_git(self.folder, "push", "--quiet", "origin", f"HEAD:refs/heads/{branch}", tries=_TRIES)
+        return run_git(self.folder, "rev-parse", "HEAD").strip()
+
+
+@contextmanager
+def open_git(url: str, revision: str | None) -> Iterator[GitPlace]:
+    """A clone of `url` at `revision`, gone afterwards. Raises UsageError for an address that is not allowed."""
+    if not url.startswith(("https://", "file:///")):
+        raise UsageError(f"`git+{url}` is not allowed", hint="`git+https://HOST/REPO` or `git+file:///FOLDER`")
+    if revision is not None and (revision.startswith("-") or ".." in revision):
+        raise UsageError(f"`{revision}` is no branch or tag")
+    with tempfile.TemporaryDirectory(prefix="ft-registry-") as folder:
+        where = ["--branch", revision] if revision else []
+        target = Path(folder) / "clone"
+        options = ("--quiet", "--depth", "1", "--no-tags", "--no-recurse-submodules", "--template=")
+        run_git(Path(folder), "clone", *options, *where, "--", url, str(target), tries=_TRIES)
+        yield GitPlace(target, url, revision)
+
+
+def run_git(folder: Path, *arguments: str, tries: int = 1) -> str:
+    """What git prints. A connection that broke is tried again; raises FtError with what git said last."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+    for attempt in range(tries):
+        try:
+            done = subprocess.run(
+                ["git", *_SAFE, *arguments], cwd=folder, env=env, capture_output=True, text=True, errors="replace",
+                timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise FtError("`git` is not installed here", hint="install it, or use `hf:` or a folder") from error
+        except subprocess.TimeoutExpired as error:
+            raise FtError(f"`git {arguments[0]}` did not end within {_TIMEOUT_S:.0f} s") from error
+        if done.returncode == 0:
+            return done.stdout
+        if attempt + 1 < tries and any(words in done.stderr for words in _BROKEN):
+            _clear(folder, arguments)
+            time.sleep(0.2 * 2**attempt)
+            continue
+        break
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+    said = next(
+        (line for line in lines if line.startswith(("fatal", "error", " !"))), lines[-1] if lines else "no reason"
+    )
+    verb = next((one for one in arguments if not one.startswith("-") and "=" not in one), "")
+    raise FtError(f"`git {verb}` failed: {said.strip()[:200]}")
+
+
+def _clear(folder: Path, arguments: tuple[str, ...]) -> None:
+    """What a broken clone left."""
+    import shutil
+
+    if arguments[0] == "clone":
+        shutil.rmtree(folder / "clone", ignore_errors=True)

@@ -1,0 +1,185 @@
+"""`ft push` and `ft pull` against a hub, a git repository and a folder on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freetoken.cli.main import main
+from tests.fakes.hub import FakeHub, serve_hub
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-v1.ftbundle"
+PROFILE = "rtx-3060-laptop-6gb"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE"))]:
+        monkeypatch.delenv(name)
+    with serve_hub(tmp_path / "hub") as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield served
+
+
+@pytest.fixture
+def ft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("FT_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(list(arguments))
+        said = capsys.readouterr()
+        return int(str(caught.value.code)), said.out, said.err
+
+    return call
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A bare repository with one commit on `main`."""
+    bare, work = tmp_path / "team.git", tmp_path / "work"
+    git(tmp_path, "init", "--quiet", "--bare", "-b", "main", str(bare))
+    git(tmp_path, "clone", "--quiet", str(bare), str(work))
+    (work / "README.md").write_text("recipes of the team\n")
+    git(work, "add", ".")
+    git(work, "commit", "--quiet", "-m", "begin")
+    git(work, "push", "--quiet", "origin", "HEAD:main")
+    return bare
+
+
+def pulled(ft: Any, target: str, *more: str) -> bytes:
+    code, _, said = ft("pull", target, *more, "-o", "pulled.ftbundle")
+    assert code == 0, said
+    return Path("pulled.ftbundle").read_bytes()
+
+
+def test_what_is_pushed_to_the_hub_is_pulled_and_planned(hub: FakeHub, ft: Any) -> None:
+    assert ft("push", "hf:me/recipes", str(FIXTURE), "--yes")[0] == 0
+    assert hub.commits == {"datasets/me/recipes": [["bundles/mine.ftbundle", "index.json"]]}
+    assert pulled(ft, "hf:me/recipes") == FIXTURE.read_bytes()
+    code, out, said = ft("pull", "hf:me/recipes", "mine", "--profile", PROFILE)
+    assert (code, "tok/s (41.0 to 43.0, 3 measurements)" in out) == (0, True)
+    assert "state/imports/mine.yaml" in said
+
+
+def test_a_connection_that_breaks_on_the_way_is_taken_up_again(hub: FakeHub, ft: Any) -> None:
+    hub.cut_posts = 2
+    assert ft("push", "hf:me/recipes", str(FIXTURE), "--yes")[0] == 0
+    assert len(hub.commits["datasets/me/recipes"]) == 1
+    hub.cuts = {"mine.ftbundle": [1000, 0, 2000], "index.json": [10]}
+    assert pulled(ft, "hf:me/recipes") == FIXTURE.read_bytes()
+    # What had come before the cut was not asked for again.
+    assert hub.count("Range") == 0
+    assert any("bytes=1000-" in one for one in hub.requests)
+
+
+def test_a_second_bundle_joins_the_index(hub: FakeHub, ft: Any) -> None:
+    ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    signed = FIXTURE.with_name("bundle-v1-signed.ftbundle")
+    assert ft("push", "hf:me/recipes", str(signed), "--yes")[0] == 0
+    index = json.loads((hub.root / "datasets/me/recipes/index.json").read_text())
+    assert list(index["bundles"]) == ["mine"]
+    assert pulled(ft, "hf:me/recipes@main") == signed.read_bytes()
+
+
+def test_a_hub_that_gives_other_bytes_is_found_out(hub: FakeHub, ft: Any) -> None:
+    ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    hub.damaged = {"mine.ftbundle"}
+    code, _, said = ft("pull", "hf:me/recipes")
+    assert code == 2
+    assert "has SHA-256" in said
+
+
+def test_what_is_not_there_is_said(hub: FakeHub, ft: Any) -> None:
+    code, _, said = ft("pull", "hf:me/nothing")
+    assert (code, "no dataset `me/nothing`" in said) == (2, True)
+    ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    code, _, said = ft("pull", "hf:me/recipes", "mien")
+    assert (code, "no bundle `mien`; did you mean `mine`?" in said) == (2, True)
+    assert ft("pull", "hf:me/recipes@gone")[0] == 2
+
+
+def test_a_token_that_may_not_write_is_said(hub: FakeHub, ft: Any) -> None:
+    hub.token = "secret"
+    code, _, said = ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    assert (code, "HF_TOKEN" in said) == (2, True)
+
+
+def test_a_git_repository_serves_as_registry(repository: Path, ft: Any) -> None:
+    target = f"git+file://{repository}"
+    code, out, said = ft("push", target, str(FIXTURE), "--yes")
+    assert code == 0, said
+    commit = git(repository, "rev-parse", "main").strip()
+    assert out == f"bundles/mine.ftbundle  {commit}\n"
+    assert git(repository, "log", "-1", "--format=%s%an").strip() == "Add mineft"
+    assert pulled(ft, target) == FIXTURE.read_bytes()
+    assert pulled(ft, f"{target}@main", "mine") == FIXTURE.read_bytes()
+    # The same again is no new commit.
+    assert ft("push", target, str(FIXTURE), "--yes")[0] == 0
+    assert git(repository, "rev-parse", "main").strip() == commit
+
+
+def test_hooks_and_links_of_a_repository_do_nothing(repository: Path, tmp_path: Path, ft: Any) -> None:
+    target = f"git+file://{repository}"
+    ft("push", target, str(FIXTURE), "--yes")
+    git(tmp_path / "work", "pull", "--quiet", "origin", "main")
+    link = tmp_path / "work" / "bundles" / "mine.ftbundle"
+    link.unlink()
+    link.symlink_to("/etc/passwd")
+    git(tmp_path / "work", "add", ".")
+    git(tmp_path / "work", "commit", "--quiet", "-m", "link")
+    git(tmp_path / "work", "push", "--quiet", "origin", "HEAD:main")
+    code, _, said = ft("pull", target)
+    assert code == 2
+    assert "root:" not in said
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "git+ssh://host/x", "git+ext::sh -c id", "git+http://host/x", "git+file://host/x", "https://host/x", "hf:../x",
+        "hf:a/b/c", "git+https://host/x --upload-pack=id", "ftp://host/x", "git+file:///x@-u",
+    ],
+)  # fmt: skip
+def test_addresses_that_name_no_registry_are_refused(target: str, ft: Any) -> None:
+    assert ft("pull", target)[0] == 2
+
+
+def test_a_repository_that_is_not_there_is_said(ft: Any, tmp_path: Path) -> None:
+    code, _, said = ft("pull", f"git+file://{tmp_path}/none.git")
+    assert code == 1
+    assert "`git clone` failed" in said
+
+
+def test_a_folder_serves_as_registry(ft: Any, tmp_path: Path) -> None:
+    assert ft("push", "shared", str(FIXTURE), "--yes")[0] == 0
+    assert pulled(ft, "shared") == FIXTURE.read_bytes()
+    index = json.loads((tmp_path / "shared" / "index.json").read_text())
+    assert index["bundles"]["mine"]["gpu"] == "NVIDIA GeForce RTX 4060 Ti"
+    (tmp_path / "shared" / "index.json").unlink()
+    assert pulled(ft, "shared", "mine") == FIXTURE.read_bytes()
+    assert pulled(ft, "shared/bundles/mine.ftbundle") == FIXTURE.read_bytes()
+
+
+def test_nothing_is_pushed_without_being_asked(ft: Any, tmp_path: Path) -> None:
+    assert ft("push", "shared", str(FIXTURE))[0] == 2
+    assert ft("push", "shared", str(FIXTURE), "--dry-run")[0] == 0
+    assert not (tmp_path / "shared").exists()
