@@ -42,7 +42,8 @@ def prove(
     most = max(1, limit // 2)
     # The very first forward pays for what is done once (kernels, allocations): its speed would say nothing.
     warm_up = client.complete(WARM_UP_PROMPT, min(WARM_UP_TOKENS, most))
-    wanted = max(1, min(plan.settings.prefill_chunk_tokens, limit - SPARE_TOKENS))
+    # Where the context ends before the chunk does, the prompt must be able to miss the end by a few tokens.
+    wanted = max(1, min(plan.settings.prefill_chunk_tokens, limit - max(SPARE_TOKENS, limit // 32)))
     ratio = len(WARM_UP_PROMPT) / max(1, warm_up.prompt_tokens)
     chunk = fill_chunk(client, wanted, limit, ratio, random.Random(seed))
     first = client.complete(PROMPT, min(OUTPUT_TOKENS, most))
