@@ -14,7 +14,7 @@ HAS_NVIDIA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiac
 UPSTREAM := .upstream
 UPSTREAM_VERSIONS := 0.1.2 0.1.3 0.2.0 0.2.1
 
-.PHONY: help demo stop-demo upstream test check format slow wheel clean bench-cli bench-native bench-client
+.PHONY: help demo stop-demo upstream test check format slow wheel clean bench-cli bench-native bench-client bench-tuner
 
 help:
 	@echo "make demo      serve the bundled demo model and let it complete one prompt"
@@ -96,6 +96,10 @@ bench-cli: $(VENV)/.package
 
 bench-native: $(VENV)/.package
 	$(BIN)/python benchmarks/native_engine.py
+
+# The tuner's own code on 50 simulated machines against random search, TPE and a GP; an hour on 2 cores.
+bench-tuner: $(VENV)/.package
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tuner
 
 bench-client: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_client.py --out benchmarks/bench_client.json
