@@ -39,9 +39,14 @@ def runtime_dir() -> Path:
     """The machine-wide register of this user: running deployments and GPU locks (`FT_RUNTIME_DIR` overrides)."""
     if named := os.environ.get("FT_RUNTIME_DIR"):
         return Path(named).expanduser().absolute()
+    import warnings
+
     import platformdirs
 
-    return Path(platformdirs.user_runtime_dir("freetoken-deploy", appauthor=False))
+    with warnings.catch_warnings():
+        # In a container there is no folder of a session; the one in /tmp that is taken then does as well.
+        warnings.simplefilter("ignore")
+        return Path(platformdirs.user_runtime_dir("freetoken-deploy", appauthor=False))
 
 
 def runs_dir() -> Path:

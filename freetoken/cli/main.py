@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None) -> Any:
     arguments = sys.argv[1:] if argv is None else argv
     # pydantic would scan every installed distribution for plugins at import: a tenth of `ft plan`.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _open_closed_streams()
     try:
         code = cli.main(args=arguments, prog_name="ft", standalone_mode=False)
         _flush_stdout()
@@ -103,9 +104,13 @@ def main(argv: list[str] | None = None) -> Any:
     except BrokenPipeError:
         code = _close_broken_stdout()
     except Exception as error:
-        if os.environ.get("FT_DEBUG"):
+        if isinstance(error, OSError) and _comes_from_printing(error):
+            code = _report(FtError(f"stdout cannot be written: {error.strerror}"), [])
+            _close_broken_stdout()
+        elif os.environ.get("FT_DEBUG"):
             raise
-        code = _report(_describe_bug(error), arguments)
+        else:
+            code = _report(_describe_bug(error), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -138,6 +143,24 @@ def _describe_bug(error: Exception) -> FtError:
 def _flush_stdout() -> None:
     # A pipe that broke shows itself here rather than in the interpreter's own shutdown, where nobody catches it.
     sys.stdout.flush()
+
+
+def _open_closed_streams() -> None:
+    """Streams that the caller closed become /dev/null: else the first file we open would take their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open
+
+
+def _comes_from_printing(error: OSError) -> bool:
+    """Whether `error` was raised where text goes out, and not in work on a file."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return False
+    code = place.tb_frame.f_code
+    return code.co_name in ("echo", "_flush_stdout") and error.filename is None
 
 
 def _close_broken_stdout() -> int:

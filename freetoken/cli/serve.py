@@ -56,7 +56,10 @@ PORT, MAX_OUTPUT_TOKENS = 1919, 2048
 )
 @click.option("--served-model-name", metavar="NAME", help="Name in /v1/models; else the folder's.")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the API key clients must send.")
-@click.option("--trace", "trace_path", type=click.Path(path_type=Path), help="Record the routing of decode steps here.")
+@click.option(
+    "--trace", "trace_path", type=click.Path(path_type=Path), envvar="FT_TRACE", show_envvar=True,
+    help="Record the routing of decode steps here.",
+)  # fmt: skip
 @json_option
 def command(
     model: str, host: str, port: int, prefix_cache: bool, max_output_tokens: int, served_model_name: str | None,
