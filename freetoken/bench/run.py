@@ -7,6 +7,7 @@ breaks off, says nothing); where there are figures that must not be compared, th
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -239,7 +240,8 @@ class _Run:
             try:
                 return await self._send(client, request), request
             except RequestFailedError as error:
-                if error.code != "context_length_exceeded" or not conversation.shorten(turn):
+                is_too_long = error.code == "context_length_exceeded"
+                if not is_too_long or not conversation.shorten(turn, _find_surplus(error.message)):
                     raise
                 last = error
             request = await asyncio.to_thread(conversation.make_request, turn)
@@ -314,6 +316,12 @@ class _Run:
         if now == self.instance_id:
             return []
         return [Finding(kind="restart", message="the engine was restarted during the run")]
+
+
+def _find_surplus(message: str) -> int | None:
+    """Tokens too many, from `prompt is too long: 812 tokens > 800 maximum`; None where it is told otherwise."""
+    match = re.search(r"(\d+) tokens > (\d+)", message)
+    return max(1, int(match[1]) - int(match[2])) if match else None
 
 
 def _prepare(script: Script, repeat: int) -> list[Conversation]:

@@ -64,7 +64,7 @@ class Conversation(Protocol):
     def note_answer(self, turn: int, answer: Answer) -> None:
         """Takes the answer into the history."""
 
-    def shorten(self, turn: int) -> bool:
+    def shorten(self, turn: int, surplus_tokens: int | None) -> bool:
         """Makes the prompt of that turn shorter, because it was refused; False where that cannot be."""
 
 
@@ -90,7 +90,6 @@ class TextConversation:
     _cuts: dict[int, str] = field(default_factory=dict)
     #: Pieces that the engine counted before the run, with their tokens.
     _counted: dict[int, str] = field(default_factory=dict)
-    _aim: float = 1.0
 
     @property
     def turns(self) -> int:
@@ -129,9 +128,9 @@ class TextConversation:
         if turn == 0 and self.sizer.can_count:
             held = self.workload.shared_prefix_tokens
         budget = self.wanted_tokens(turn) - held - JOIN_TOKENS
-        if turn in self._counted and budget >= self.workload.prompt_tokens - 2 * JOIN_TOKENS and self._aim == 1.0:
+        if turn in self._counted and budget >= self.workload.prompt_tokens - 2 * JOIN_TOKENS:
             return self._counted[turn]
-        aim = self._aim * (1.0 if self.sizer.can_count else ESTIMATE_AIM)
+        aim = 1.0 if self.sizer.can_count else ESTIMATE_AIM
         return self.sizer.cut(self.pieces[turn], max(1, int(budget * aim)))
 
     def note_answer(self, turn: int, answer: Answer) -> None:
@@ -143,11 +142,13 @@ class TextConversation:
         counted = answer.prompt_tokens or self.sizer.estimate(prompt)
         self.held_tokens = counted + answer.completion_tokens + 1
 
-    def shorten(self, turn: int) -> bool:
-        """Aims 6 % lower for this turn's text."""
-        self._aim *= 0.94
-        self._cuts[turn] = self._cut(turn)
-        return self._aim > 0.6
+    def shorten(self, turn: int, surplus_tokens: int | None) -> bool:
+        """Takes the surplus, or 6 %, off the end of this turn's text, and a little more."""
+        cut = self._cuts[turn]
+        tokens = max(1, self.sizer.estimate(cut))
+        share = (surplus_tokens or 0.06 * tokens) * 1.1 / tokens
+        self._cuts[turn] = cut[: int(len(cut) * (1 - min(0.9, max(0.01, share))))]
+        return len(self._cuts[turn]) > 0.3 * len(cut)
 
 
 @dataclass
@@ -204,7 +205,7 @@ class RecordedConversation:
         said = [] if is_recorded else [{"role": "assistant", "content": answer.text}]
         self.messages = [*body["messages"], *said]
 
-    def shorten(self, turn: int) -> bool:
+    def shorten(self, turn: int, surplus_tokens: int | None) -> bool:
         """Never: what was recorded is sent as it is."""
         return False
 
