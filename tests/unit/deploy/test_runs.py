@@ -72,3 +72,27 @@ def test_the_newest_installed_version_in_range_is_taken_and_the_local_file_comes
     (tmp_path / "local.yaml").write_text("engines: {freetoken: 7}\n")
     with pytest.raises(BadFileError, match="needs the path of an interpreter"):
         find_engine(ref, ForeignAdapter())
+
+
+def test_a_run_folders_recipe_names_a_relative_model_by_its_place_so_that_it_can_be_applied_again(
+    tmp_path: Path,
+) -> None:
+    from freetoken.planner.plan import PlanRequest
+    from freetoken.recipe.load import load_recipe
+    from freetoken.supervisor.launch import Launch
+    from tests.fakes.fake_adapter import locate, make_hardware, make_plan
+
+    path = tmp_path / "lab.yaml"
+    path.write_text("version: 1\nname: lab\nmodel: {path: ../fake}\nengine: {name: native}\nworkload: chat-2k\n")
+    recipe = load_recipe(str(path)).recipe
+    request = PlanRequest(
+        recipe=recipe, hardware=make_hardware(), shape=locate(None, tmp_path).shape, model_path="/m/fake"
+    )
+    plan = make_plan(request, FakeAdapter(), False)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    runs.write_run(run_dir, recipe, plan, Launch("run", "lab", "native", (), 1919))  # type: ignore[arg-type]
+    again = runs.read_recipe(run_dir)
+    assert again is not None
+    assert again.model.path == "/m/fake"
+    assert again.model_copy(update={"model": recipe.model}) == recipe
