@@ -28,9 +28,8 @@ def run(method: str, machine: Machine, best_s: float, seed: int, starts: int) ->
     """One method on one machine with one seed."""
     site, launcher = SimulatedSite(machine), SimulatedLauncher(machine, seed)
     if method == "tuner":
-        tried = _run_tuner(site, launcher, seed, starts)
-    else:
-        tried = _run_baseline(method, site, launcher, seed, starts)
+        return Trace(tuple(_run_tuner(site, launcher, best_s, seed, starts)), launcher.crashes, launcher.starts)
+    tried = _run_baseline(method, site, launcher, seed, starts)
     shares, best, incumbent = [], math.inf, None
     measured: dict[tuple[Any, ...], list[float]] = {}
     for start in range(1, starts + 1):
@@ -43,15 +42,17 @@ def run(method: str, machine: Machine, best_s: float, seed: int, starts: int) ->
     return Trace(tuple(shares), launcher.crashes, launcher.starts)
 
 
-def _run_tuner(
-    site: SimulatedSite, launcher: SimulatedLauncher, seed: int, starts: int
-) -> list[tuple[int, Point, float]]:
+def _run_tuner(site: SimulatedSite, launcher: SimulatedLauncher, best_s: float, seed: int, starts: int) -> list[float]:
     search = Search(
         site, launcher, pick_objectives(["turn_time"]), budget=Budget(starts=starts, trials=6 * starts), seed=seed,
         stop_rule=None,
     )  # fmt: skip
-    found = search.run()
-    return [(one.start, one.point, one.measurement.turn_time_s) for one in found.observations if one.measurement]
+    history = search.run().observations
+    shares = []
+    for start in range(1, starts + 1):
+        best = search.method.best([one for one in history if one.start <= start])
+        shares.append(min(1.0, best_s / site.machine.turn_s(best.point)) if best is not None else 0.0)
+    return shares
 
 
 def _run_baseline(

@@ -107,18 +107,41 @@ class Method:
         return max(forecast.low, min(forecast.high, int(point["expert_slots"])))
 
     def best(self, history: Sequence[Observation], objective: Objective | None = None) -> Observation | None:
-        """The observation with the least cost, repeated measurements of a point averaged; None before there is one."""
+        """The observation with the least believed cost (see `_believed`); None before there is one."""
         objective = objective or self.objectives[0]
-        scored = self._scores(history, objective)
+        self.learn(history)
+        scored = self._believed(history, objective)
         if not scored:
             return None
         key = min(scored, key=lambda one: scored[one])
         return next(one for one in reversed(history) if one.measurement is not None and self._key(one.point) == key)
 
     def best_cost(self, history: Sequence[Observation], objective: Objective | None = None) -> float | None:
-        """The least cost, repeated measurements of a point averaged."""
-        scored = self._scores(history, objective or self.objectives[0])
-        return min(scored.values()) if scored else None
+        """The cost of the best point, its repeated measurements averaged."""
+        objective = objective or self.objectives[0]
+        found = self.best(history, objective)
+        return self._scores(history, objective)[self._key(found.point)] if found is not None else None
+
+    def _believed(self, history: Sequence[Observation], objective: Objective) -> dict[tuple[object, ...], float]:
+        """Costs between what was measured and what the fitted model says of the same points.
+
+        The least of several noisy figures is too good to be true; the model, which has seen them all, is not. The
+        more often a point was measured and the less the model fits, the more the measurement counts.
+        """
+        scores = self._scores(history, objective)
+        anchors = self._anchors(history, scores)
+        if len(anchors) < 2 or objective.name == "efficiency":
+            return scores
+        known = [Candidate(one.point, forecast, self.slots_of(one.point, forecast)) for one, forecast, _ in anchors]
+        fitted = self._log_costs(self.model.predict(known), objective)
+        form, noise = max(0.015, self.model.residual_sd), self.noise(history)
+        believed = dict(scores)
+        for (one, _, cost), guess in zip(anchors, fitted, strict=True):
+            key = self._key(one.point)
+            count = sum(self._key(other.point) == key for other in history if other.measurement is not None)
+            weight = form**2 / (form**2 + noise**2 / count)
+            believed[key] = math.exp(weight * math.log(cost) + (1 - weight) * float(guess))
+        return believed
 
     def _scores(self, history: Sequence[Observation], objective: Objective) -> dict[tuple[object, ...], float]:
         found: dict[tuple[object, ...], list[float]] = {}
@@ -224,11 +247,10 @@ class Method:
         if key not in scores or sum(self._key(one.point) == key for one in history if one.measurement) > 1:
             return None
         others = min(cost for other, cost in scores.items() if other != key)
-        if abs(math.log(scores[key] / others)) > 2.0 * self.noise(history):
+        # A best is measured twice while that costs no start: luck would keep it the best for good.
+        if math.log(scores[key] / others) > 2.0 * self.noise(history):
             return None
-        return Proposal(
-            running[-1].point, "repeat", "as good as the best within the noise", scores[key], gain=1.0, is_live=True
-        )
+        return Proposal(running[-1].point, "repeat", "the best so far, within the noise", scores[key], is_live=True)
 
     def _at(
         self, point: Point, forecast: Forecast, slots: int, stage: Stage, reason: str, objective: Objective
@@ -351,9 +373,8 @@ class Method:
     def _ranked(self, history: Sequence[Observation], objective: Objective) -> list[Candidate]:
         """The best point of every strategy, by coordinate descent over its knobs on predicted cost."""
         strategies = self.space["strategy"].values() if "strategy" in self.space else (None,)
-        base = [self.site.default_point()]
-        if (best := self.best(history, objective)) is not None:
-            base.append(best.point)
+        best = self.best(history, objective)
+        base = [best.point if best is not None else self.site.default_point()]
         found = []
         for strategy in strategies:
             starts = [one if strategy is None else {**one, "strategy": strategy} for one in base]

@@ -36,15 +36,15 @@ PRIORS: dict[str, float] = {
     "chunk_overhead": 0.5,
     "stream": 0.2,
     "thread_half": 0.5,
-    "link_overlap": 0.25,
-    "cpu_overlap": 0.25,
+    "link_overlap": 0.4,
+    "cpu_overlap": 0.4,
 }
 _INDEX = {name: index for index, name in enumerate(PRIORS)}
 #: Knob -> prior deviation of what one of its values does to decode and to prefill beside the roofline.
 _BLIND: dict[str, tuple[float, float]] = {
     "strategy": (0.12, 0.1),
     "attention": (0.08, 0.12),
-    "cpu_threads": (0.06, 0.02),
+    "cpu_threads": (0.03, 0.01),
     "prefill_overlap": (0.005, 0.08),
     "prefix_cache": (0.02, 0.05),
     "embed_on_host": (0.04, 0.03),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from freetoken.planner.plan import PlanRequest
     from freetoken.recipe.load import LoadedRecipe
+    from freetoken.recipe.model import Recipe
 
 #: Share of the budget that is kept for the confirmation.
 CONFIRM_SHARE = 0.25
@@ -107,6 +108,8 @@ class Session:
     options: Options = field(default_factory=Options)
     say: Callable[[str, str], None] = lambda phase, message: None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    #: Points of a shared bundle, given the bytes of an expert slot here.
+    find_seeds: Callable[[int], Sequence[Point]] = lambda slot_bytes: ()
 
     def __post_init__(self) -> None:
         recipe = self.loaded.recipe
@@ -211,9 +214,11 @@ class Session:
             seconds=left_s, trials=self.options.trials or self.loaded.recipe.tune.trials, starts=self.options.starts,
             reserve_s=CONFIRM_SHARE * left_s,
         )  # fmt: skip
+        forecast = site.forecast(site.planned_point())
         return Search(
             site, launcher, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
             say=self._show, on_trial=lambda one: self._record(site, launcher, one),
+            seeds=self.find_seeds(forecast.slot_bytes if forecast is not None else 0),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -352,10 +357,22 @@ class Session:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_text(folder / f"{name}.yaml", text)
+                self._write_lock(tuned, fixed, site, folder / f"{name}.yaml")
                 return str(folder / f"{name}.yaml")
             except OSError as error:
                 self.warnings.append(f"{folder}: {error.strerror}")
         raise FtError(f"the tuned recipe could not be written: {self.warnings[-1]}")
+
+    def _write_lock(self, tuned: Recipe, request: PlanRequest, site: PlannedSite, path: Path) -> None:
+        """The lock of the tuned recipe beside it; where that fails the recipe stands all the same."""
+        from freetoken.deploy.lock import find_lock_path, make_lock, write_lock
+
+        try:
+            plan = DEFAULT_TOOLS.make_plan(request, site.adapter, False)
+            if plan.kind == "plan":
+                write_lock(make_lock(tuned, plan, site.adapter), find_lock_path(path, tuned.name))
+        except (FtError, OSError) as error:
+            self.warnings.append(f"no lock was written: {error}")
 
     # -- what is kept -----------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
 RETRIES = 1
+#: Seeds that are tried before the method takes over: each may cost a start.
+MAX_SEEDS = 3
 #: So many starts without one that worked mean that something else than settings is wrong.
 HOPELESS_STARTS = 5
 
@@ -85,6 +87,8 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     #: What ends a search before its budget; None leaves that to the budget alone.
     stop_rule: Callable[..., str | None] | None = should_stop
+    #: Points that somebody found on another machine: a new study tries them first, slots cut to what fits here.
+    seeds: Sequence[Point] = ()
     #: Told after every trial, e.g. to keep rows in the store.
     on_trial: Callable[[Observation], None] = lambda observation: None
     _running_key: tuple[object, ...] | None = field(default=None, init=False)
@@ -95,6 +99,8 @@ class Search:
         self.sampler = ModelSampler(self.method, seed=self.seed)
         self.study = open_study(self.name, self.storage, self.objectives, self.sampler)
         self.began_s = self.clock()
+        if self.seeds and not self.study.get_trials(deepcopy=False):
+            self._enqueue_seeds()
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -159,6 +165,20 @@ class Search:
             self._running_key, self._running_start = None, 0
             self.launcher.stop()
         return outcome
+
+    def _enqueue_seeds(self) -> None:
+        words = {trials.STAGE: "seed", trials.REASON: "found on another machine"}
+        tried: list[Point] = []
+        for seed in self.seeds[:MAX_SEEDS]:
+            point = self.site.space.clip({**self.site.default_point(), **seed})
+            safe = self.method.candidate(point)
+            if safe is None:
+                continue  # it cannot run here whatever its slots
+            if safe.forecast.high and "expert_slots" in point:
+                point = self.site.space.clip({**point, "expert_slots": min(point["expert_slots"], safe.slots)})
+            if point not in tried:
+                tried.append(point)
+                self.study.enqueue_trial(point, user_attrs=words)
 
     # -- parts ------------------------------------------------------------------------------------------------
 
