@@ -55,8 +55,8 @@ def make_report(traces: dict[str, dict[tuple[int, int], Trace]], machines: int, 
         "# The tuner on simulated machines",
         "",
         f"`make bench-tuner`: {machines} machines, {seeds} seeds, {starts} starts each. Share of the true best (dense"
-        " search) that the setting each method would hand back reaches; 95 % intervals over machines. The tuner is the"
-        " code that `ft tune` runs; the machines' truth has another form than its model (`benchmarks/tuner/machines.py`)."
+        " search) that the setting each method would hand back reaches; 95 % intervals over machines. The tuner is"
+        " the code that `ft tune` runs; the truth has another form than its model (`benchmarks/tuner/machines.py`)."
         " The others are Optuna's samplers, given the engine's default first and the planner's refusals for nothing,"
         " slots as a share of those that the planner grants. A start is a start for all of them; live resizes inside a"
         " start, which the tuner alone makes, are not counted.",
