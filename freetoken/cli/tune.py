@@ -90,7 +90,9 @@ def command(
         is_resuming=resume, storage=storage, soak_s=soak_s, repeats=repeats, seed=seed, log=detached_log,
     )  # fmt: skip
     printer = Printer(as_json=as_json)
-    session = Session(loaded, options, say=printer.say, on_progress=printer.show)
+    session = Session(
+        loaded, options, say=printer.say, on_progress=printer.show, find_seeds=lambda size: _find_seeds(loaded, size)
+    )
     if dry_run:
         preview = session.preview()
         emit(preview, as_json=as_json, render=lambda console: _render_preview(preview, console))
@@ -120,6 +122,18 @@ def _load(recipe: str | None, sets: tuple[str, ...]) -> LoadedRecipe:
         listed = ", ".join(f"`{one}`" for one in names) or "none"
         raise UsageError(f"which recipe? running here: {listed}", hint="`ft tune RECIPE`")
     return load_target(names[0], sets=sets)
+
+
+def _find_seeds(loaded: LoadedRecipe, slot_bytes: int) -> tuple[dict[str, Any], ...]:
+    """What the author of an imported recipe found, in this machine's counts; a bundle that is broken seeds nothing."""
+    from freetoken.errors import FtError
+    from freetoken.share.seeds import find_seeds
+
+    try:
+        return find_seeds(loaded.path, loaded.recipe.name, slot_bytes)
+    except FtError as error:
+        note(f"no seeds: {error.message}")
+        return ()
 
 
 def _interrupt(*_: object) -> None:

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from freetoken.deploy.lock import compute_slot_bytes
 from freetoken.share.archive import read_bytes
 from freetoken.share.bundle import SUFFIX, Bundle, read_bundle
 from freetoken.share.imports import find_import, imports_dir
 from freetoken.share.model import expand
 
-if TYPE_CHECKING:
-    from freetoken.planner.plan import Plan
-
 MAX_SEEDS = 12
 
 
-def find_seeds(recipe_path: Path | None, name: str, plan: Plan) -> tuple[dict[str, Any], ...]:
+def find_seeds(recipe_path: Path | None, name: str, slot_bytes: int, most_slots: int = 0) -> tuple[dict[str, Any], ...]:
     """Points for the tuner of a recipe: of the bundle that it came from, or that was imported under its name."""
     found = find_import(recipe_path)
     if found is not None:
-        return make_seeds(found.bundle, plan)
+        return make_seeds(found.bundle, slot_bytes, most_slots)
     kept = imports_dir() / f"{name}{SUFFIX}"
-    return make_seeds(read_bundle(read_bytes(kept, kept.name), kept.name), plan) if kept.is_file() else ()
+    if not kept.is_file():
+        return ()
+    return make_seeds(read_bundle(read_bytes(kept, kept.name), kept.name), slot_bytes, most_slots)
 
 
-def make_seeds(bundle: Bundle, plan: Plan) -> tuple[dict[str, Any], ...]:
-    """The points of `bundle`, the fastest first, as settings of the machine that `plan` is for; each once."""
-    slot_bytes = compute_slot_bytes(plan) or (bundle.lock.slot_bytes if bundle.lock is not None else 0)
-    most = plan.settings.expert_slots
+def make_seeds(bundle: Bundle, slot_bytes: int, most_slots: int = 0) -> tuple[dict[str, Any], ...]:
+    """The points of `bundle`, the fastest first and each once, with at most `most_slots` slots of `slot_bytes` each.
+
+    A `slot_bytes` of 0 takes the author's, a `most_slots` of 0 cuts nothing.
+    """
+    slot_bytes = slot_bytes or (bundle.lock.slot_bytes if bundle.lock is not None else 0)
     seeds: list[dict[str, Any]] = []
     for settings in _ranked(bundle):
         point = expand(settings, slot_bytes)
-        if isinstance(point.get("expert_slots"), int) and most:
-            point["expert_slots"] = min(point["expert_slots"], most)
+        if isinstance(point.get("expert_slots"), int) and most_slots:
+            point["expert_slots"] = min(point["expert_slots"], most_slots)
         if point and point not in seeds:
             seeds.append(point)
     return tuple(seeds[:MAX_SEEDS])

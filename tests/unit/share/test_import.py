@@ -1,6 +1,7 @@
 import json
 
 from freetoken.adapters import get_adapter
+from freetoken.deploy.lock import compute_slot_bytes
 from freetoken.deploy.prepare import prepare_plan
 from freetoken.recipe.load import load_recipe
 from freetoken.share.bundle import read_bundle
@@ -54,7 +55,7 @@ def test_the_tuner_starts_from_what_the_author_found_rescaled(big, small):
     _, out, _ = small.ft("import", str(file), "--profile", small.profile, "--json")
     recipe = load_recipe(json.loads(out)["recipe_path"])
     here = prepare_plan(recipe, hardware=small.hardware)
-    seeds = find_seeds(recipe.path, "mine", here)
+    seeds = find_seeds(recipe.path, "mine", compute_slot_bytes(here), here.settings.expert_slots)
     # The fastest first; slots that do not fit are cut to what does.
     assert [seed["expert_slots"] for seed in seeds] == [900, here.settings.expert_slots]
     assert {seed["prefill_chunk_tokens"] for seed in seeds} == {4096}
