@@ -84,6 +84,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Silent: a caller that went away is no failure of the recording."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
