@@ -4,8 +4,7 @@ An adapter turns a `Plan` into a `LaunchSpec`, says what it allocates (`MemoryMo
 (`Limits`), which knobs it has and what turning one costs, and what its log means. It never starts anything.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: pydantic would compile each field's annotation again, 5 % of `ft plan`.
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -114,32 +113,33 @@ class EngineAdapter(ABC):
 
     @property
     @abstractmethod
-    def memory_model(self) -> MemoryModel:
+    def memory_model(self) -> "MemoryModel":
         """What the engine allocates."""
 
     @property
     @abstractmethod
-    def limits(self) -> Limits:
+    def limits(self) -> "Limits":
         """What the engine can run at all."""
 
     @abstractmethod
-    def make_launch_spec(self, plan: Plan, *, interpreter: str | None = None, engine_env: dict[str, str] | None = None,
-                         extra_args: tuple[str, ...] = (), api_key_env: str | None = None) -> LaunchSpec:  # fmt: skip
+    def make_launch_spec(self, plan: "Plan", *, interpreter: str | None = None,
+                         engine_env: dict[str, str] | None = None, extra_args: tuple[str, ...] = (),
+                         api_key_env: str | None = None) -> LaunchSpec:  # fmt: skip
         """The command line and environment that carry out `plan`. `interpreter` runs the engine's own environment."""
 
     @abstractmethod
     def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
         """What the end of the log (or an error message) says went wrong; None where nothing is recognised."""
 
-    def measure_lines(self, plan: Plan, log: str, reserved_bytes: int) -> dict[str, int]:
+    def measure_lines(self, plan: "Plan", log: str, reserved_bytes: int) -> dict[str, int]:
         """Ledger key -> bytes that a start took, for lines that its API does not tell; see an adapter that has some."""
         return {}
 
-    def default_attention(self, shape: ModelShape) -> str | None:
+    def default_attention(self, shape: "ModelShape") -> str | None:
         """The attention backend that a plan takes where the recipe leaves it open; None where there is no choice."""
         return None
 
-    def default_settings(self, request: PlanRequest) -> dict[str, object]:
+    def default_settings(self, request: "PlanRequest") -> dict[str, object]:
         """What the engine would choose by itself where it is told nothing, by field name; the tuner's baseline.
 
         Fields that are left out are as the planner has them.
@@ -154,11 +154,11 @@ class EngineAdapter(ABC):
         """Seconds of the start in which kernels were compiled, as the log tells; 0 where a cache had them."""
         return 0.0
 
-    def parse_hits(self, log: str, slot_bytes: int = 0) -> MoeHits | None:
+    def parse_hits(self, log: str, slot_bytes: int = 0) -> "MoeHits | None":
         """Expert lookups of the latest decode steps, where the log tells them and the API does not."""
         return None
 
-    def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:
+    def live_changes(self, old: "ResolvedSettings", new: "ResolvedSettings") -> tuple[str, ...] | None:
         """Names of the settings that differ where all of them can be turned live; None where a restart is needed.
 
         Equal settings give an empty tuple.

