@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
+from freetoken.deploy.stop import withdraw
 from freetoken.deploy.tools import DEFAULT_TOOLS, Step, Tools
 from freetoken.errors import FtError, NotReadyError
 from freetoken.supervisor import register
@@ -59,7 +60,8 @@ class DeployLauncher:
         slots = int(point["expert_slots"]) if "expert_slots" in point and self._has_slots(point) else None
         recipe = self.site.fix(point, slots=slots).recipe
         serve = recipe.serve.model_copy(update={"port": self.port})
-        return replace(self.loaded, recipe=recipe.model_copy(update={"name": self.name, "serve": serve}))
+        # Without a path no lock is written: a trial is nothing that a person has declared.
+        return replace(self.loaded, recipe=recipe.model_copy(update={"name": self.name, "serve": serve}), path=None)
 
     def _has_slots(self, point: Point) -> bool:
         forecast = self.site.forecast(point)
@@ -146,6 +148,7 @@ class DeployLauncher:
         found = find_running(self.name)
         if found is not None:
             ending.end_life(found.life)
+        withdraw(self.name)
 
     def settings_now(self) -> dict[str, Any]:
         """Effective settings of what runs; {} where nothing does."""
