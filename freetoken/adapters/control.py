@@ -18,6 +18,7 @@ from freetoken.adapters.replies import (
     CacheStatus,
     Completion,
     Health,
+    MoeHits,
     RebuildResult,
     Reply,
     RequestPage,
@@ -57,7 +58,10 @@ class ControlClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
+        read_hits: Callable[[int], MoeHits | None] | None = None,
     ) -> None:
+        #: Where hit counters come from if the API has none: called with the bytes of one slot (a log, see `deploy`).
+        self._read_hits = read_hits
         self.base_url = base_url.rstrip("/")
         self._sleep, self._now = sleep, now
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -80,8 +84,12 @@ class ControlClient:
         return self._get("/health", Health)
 
     def stats(self) -> Stats:
-        """Counters, rates, pool use."""
-        return self._get("/v1/stats", Stats)
+        """Counters, rates, pool use; expert hits from the API, else from `read_hits`."""
+        found = self._get("/v1/stats", Stats)
+        if found.moe_hits is not None or self._read_hits is None:
+            return found
+        slot_bytes = self.cache_status().geometry.unit_bytes.moe_per_expert
+        return found.model_copy(update={"moe_hits": self._read_hits(slot_bytes)})
 
     def cache_status(self) -> CacheStatus:
         """Sizes of the caches, unit costs, limits."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LABELS = {
     "expert_slots": "expert slots", "kv_tokens": "KV tokens", "max_running_requests": "requests at once",
     "prefill_chunk_tokens": "prefill chunk, tokens", "vram_bytes": "VRAM", "ram_bytes": "host memory",
-    "decode_tps": "decode, tok/s", "gpu": "GPU",
+    "decode_tps": "decode, tok/s", "gpu": "GPU", "hit_ratio": "expert hit rate",
 }  # fmt: skip
 
 
@@ -85,6 +85,8 @@ def _show(field: str, value: Any) -> str:
         return format_bytes(int(value.get("bytes", 0)))
     if field.endswith("_bytes"):
         return format_bytes(value)
+    if field.endswith("_ratio"):
+        return f"{100 * value:.3g} %"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

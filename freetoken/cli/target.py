@@ -25,9 +25,12 @@ def connect(
             raise UsageError("give `--name` or `--base-url`, not both")
         address = base_url if "://" in base_url else f"http://{base_url}"
         return ControlClient(address, key, timeout_s)
+    from freetoken.deploy.hits import make_hit_reader
+
     found = find_one(name)
     own = found.launch.api_key_env if found.launch else None
-    return ControlClient(found.record.base_url, key or (os.environ.get(own) if own else None), timeout_s)
+    key = key or (os.environ.get(own) if own else None)
+    return ControlClient(found.record.base_url, key, timeout_s, read_hits=make_hit_reader(found))
 
 
 def find_one(name: str | None) -> Life:

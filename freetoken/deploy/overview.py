@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from freetoken import paths
 from freetoken.deploy import runs
+from freetoken.deploy.hits import make_hit_reader
 from freetoken.deploy.prove import find_drift, read_strategy
 from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 from freetoken.deploy.values import DeployModel
@@ -179,6 +180,10 @@ def _compare(found: life.Life, plan: Plan | None, tools: Tools) -> tuple[tuple[R
             measured=measured.get("decode_tps"),
         )
     )
+    if (prediction is not None and prediction.hit_ratio is not None) or measured.get("hit_ratio") is not None:
+        planned = round(prediction.hit_ratio, 3) if prediction and prediction.hit_ratio is not None else None
+        told = measured.get("hit_ratio")
+        rows.append(Row(field="hit_ratio", planned=planned, measured=round(told, 3) if told is not None else None))
     return tuple(rows), drift
 
 
@@ -197,6 +202,8 @@ def _measure(found: life.Life, plan: Plan, tools: Tools) -> tuple[dict[str, Any]
         return measured, (f"it does not answer: {error.message}",)
     strategy = read_strategy(status, stats)
     measured |= {"expert_slots": status.expert_slots, "kv_tokens": status.kv_tokens, "strategy": strategy}
+    hits = stats.moe_hits or make_hit_reader(found)(status.geometry.unit_bytes.moe_per_expert)
+    measured["hit_ratio"] = hits.hit_ratio if hits is not None else None
     measured["vram_bytes"] = _read_vram({one.pid for one in members}, tools) or stats.vram_bytes or None
     return measured, find_drift(plan, status, strategy)
 

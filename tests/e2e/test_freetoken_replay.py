@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from freetoken.adapters.freetoken_flags import list_flags
+from freetoken.cli.target import connect
 from freetoken.deploy.overview import read_overview
 from freetoken.errors import NotReadyError
 from freetoken.store import open_store
@@ -44,6 +45,13 @@ def test_it_is_launched_from_a_folder_with_our_own_package_and_proven_by_what_is
     assert proof.chunk_prompt_tokens >= 1024
     assert proof.measured_bytes["expert_slots"] == settings.expert_slots * SLOT_BYTES
     assert up.apply(**CHUNK).diff.action == "nothing"
+    rows = {row.field: row for row in read_overview("up", tools=up.tools()).deployments[0].rows}
+    assert rows["hit_ratio"].measured == 0.718
+    assert rows["hit_ratio"].planned is not None
+    with connect("up") as client:
+        hits = client.stats().moe_hits
+    assert hits is not None
+    assert hits.miss_bytes == hits.misses * SLOT_BYTES
     stop_all()
     state = up.lab.keeper_state()
     assert state is not None
