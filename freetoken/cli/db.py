@@ -52,7 +52,10 @@ def restore_command(file: str, yes: bool, as_json: bool) -> None:
 @click.argument("file", metavar="[FILE]", required=False)
 @json_option
 def check_command(file: str | None, as_json: bool) -> None:
-    """Read every page of the database and every row of it. Exits with 2 where something is wrong."""
+    """Read every page of the database and every row of it.
+
+    Exits with 2 where something is wrong.
+    """
     from freetoken import paths
     from freetoken.store.backup import check
 

@@ -109,7 +109,9 @@ def render_comparison(found: Comparison, console: Console) -> None:
     if found.predicted_decode_tps is not None:
         click.echo()
         words = f"predicted here {format_significant(found.predicted_decode_tps)} tok/s"
-        if found.author_decode_tps is not None and found.expected_ratio is not None:
+        if found.author_decode_tps is not None and found.expected_ratio is None:
+            words += f"; {format_significant(found.author_decode_tps)} were measured on the same class of machine"
+        elif found.author_decode_tps is not None and found.expected_ratio is not None:
             change = "gain" if found.expected_ratio >= 1 else "loss"
             percent = abs(found.expected_ratio - 1) * 100
             measured = format_significant(found.author_decode_tps)

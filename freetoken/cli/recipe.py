@@ -114,8 +114,8 @@ def make_provenance_rows(loaded: LoadedRecipe) -> list[tuple[str, str, str]]:
     "from-command",
     context_settings={"ignore_unknown_options": True},
     epilog=examples(
-        'ft recipe from-command "llama-server -m model.gguf -ngl 999 -c 4096 -t 8 --no-mmap"',
-        'ft recipe from-command "vllm serve org/model --max-model-len 8192" -o mine.yaml',
+        'ft recipe from-command "$(cat start-engine.sh)"',
+        'ft recipe from-command "vllm serve org/model" -o mine.yaml',
     ),
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)

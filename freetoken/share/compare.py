@@ -68,7 +68,8 @@ class Comparison(CompareModel):
     rows: tuple[ChangeRow, ...] = ()
     relaxed: tuple[str, ...] = ()
     distance: Distance | None = None
-    #: Tok/s that the author measured, that this machine is predicted to reach, and the ratio of the two.
+    #: Tok/s that the author measured, that this machine is predicted to reach, and the ratio of the two;
+    #: no ratio between machines of the same class, where the measurement is what to expect.
     author_decode_tps: float | None = None
     predicted_decode_tps: float | None = None
     expected_ratio: float | None = None
@@ -173,6 +174,7 @@ def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, rela
     best = bundle.evidence.best()
     measured = best.figures["decode_tps"].median if best is not None else None
     is_plan = answer.kind == "plan"
+    is_same = distance is not None and distance.is_same_class
     predicted = answer.prediction.decode_tps if answer.kind == "plan" and answer.prediction is not None else None
     return Comparison(
         name=bundle.recipe.name,
@@ -184,7 +186,8 @@ def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, rela
         distance=distance,
         author_decode_tps=measured,
         predicted_decode_tps=predicted,
-        expected_ratio=predicted / measured if predicted and measured else None,
+        # Between equal machines a measurement says more than a prediction.
+        expected_ratio=predicted / measured if predicted and measured and not is_same else None,
         evidence=describe_evidence(bundle),
     )
 

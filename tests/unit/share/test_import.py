@@ -45,6 +45,7 @@ def test_a_machine_of_the_same_class_may_run_it_as_it_was(big, tmp_path, monkeyp
     code, out, said = twin.ft("import", str(file), "--profile", twin.profile)
     assert code == 0
     assert "the same class of machine" in out
+    assert out.endswith("tok/s; 60.0 were measured on the same class of machine\n")
     assert "`--locked`: exactly as the author ran it" in said
 
 
