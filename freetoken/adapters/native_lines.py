@@ -194,7 +194,7 @@ def _cache_lines(shape: ModelShape, settings: ResolvedSettings) -> Iterator[Line
         knob="settings.kv_tokens",
         formula=f"{format_count(settings.kv_tokens)} tokens x {format_count(token)} B",
     )
-    state = shape.state_bytes_per_sequence(4, each)
+    state = shape.state_bytes_per_sequence(4, each, has_whole_window=True)
     if state:
         yield Line(
             key="linear_state",

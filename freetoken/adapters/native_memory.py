@@ -159,7 +159,7 @@ def _speed_traits(request: PlanRequest, settings: ResolvedSettings) -> SpeedTrai
         expert_bytes=record_bytes(shape),
         dense_read_bytes=dense,
         kv_read_bytes_per_token=shape.kv_bytes_per_token(element),
-        state_read_bytes=2 * shape.state_bytes_per_sequence(4, element),
+        state_read_bytes=2 * shape.state_bytes_per_sequence(4, element, has_whole_window=True),
         active_parameters=active_parameters(shape),
         full_attention_layers=shape.attention.count("full") + shape.attention.count("sliding"),
         attention_width=shape.attention.heads * shape.attention.head_dim,

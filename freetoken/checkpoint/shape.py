@@ -173,9 +173,15 @@ class ModelShape(ShapeModel):
         latent = (a.latent_dim or 0) * sum(shares) + (a.index_head_dim or 0) * a.index_layers / a.index_ratio
         return math.ceil((full + sliding + latent) * element_bytes)
 
-    def state_bytes_per_sequence(self, state_bytes: int = 4, conv_bytes: int = 2) -> int:
-        """Bytes of recurrent state that one sequence keeps (gated delta net: conv window + state matrix)."""
+    def state_bytes_per_sequence(
+        self, state_bytes: int = 4, conv_bytes: int = 2, *, has_whole_window: bool = False
+    ) -> int:
+        """Bytes of recurrent state that one sequence keeps (gated delta net: conv window + state matrix).
+
+        A step needs kernel - 1 columns of the window; `has_whole_window` counts the kernel's, as `transformers` keeps.
+        """
         a = self.attention
         kh, vh, kd, vd = a.linear_key_heads, a.linear_value_heads, a.linear_key_head_dim, a.linear_value_head_dim
-        conv = (2 * kh * kd + vh * vd) * max(0, a.linear_conv_kernel - 1) * conv_bytes
+        columns = a.linear_conv_kernel if has_whole_window else max(0, a.linear_conv_kernel - 1)
+        conv = (2 * kh * kd + vh * vd) * columns * conv_bytes
         return a.count("linear") * (conv + vh * kd * vd * state_bytes) + a.mamba_state_bytes_per_sequence

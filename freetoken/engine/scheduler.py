@@ -76,7 +76,7 @@ class Engine:
         self.last_rebuild: RebuildResult | None = None
         # Measured from the first request's states; until then what the headers say.
         self.state_bytes_per_sequence = (
-            loaded.shape.state_bytes_per_sequence(conv_bytes=loaded.dtype.itemsize)
+            loaded.shape.state_bytes_per_sequence(conv_bytes=loaded.dtype.itemsize, has_whole_window=True)
             if self.pool.geometry.has_state
             else 0
         )

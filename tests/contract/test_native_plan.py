@@ -13,6 +13,8 @@ from freetoken.adapters.native import NativeAdapter
 from freetoken.checkpoint.header import read_shape
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.loader import load_model
+from freetoken.engine.request import GenerationRequest
+from freetoken.engine.scheduler import Engine
 from freetoken.planner.plan import Plan
 from freetoken.planner.solve import make_plan
 from tests.fakes.planner_cases import make_machine, make_recipe, make_request
@@ -62,3 +64,20 @@ def test_planned_lines_are_what_the_engine_allocates(checkpoint: Path, settings:
     found = {key: measured[key] for key in MEASURED if measured.get(key)}
     # Norms and routers keep their own types; a record's parts are aligned: a few KiB on these tiny models.
     assert planned == {key: pytest.approx(value, rel=0.02, abs=8192) for key, value in found.items()}
+
+
+def test_the_planned_state_of_linear_attention_is_what_a_sequence_keeps(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "qwen3_5_moe")
+    shape = read_shape(folder)
+    recipe = make_recipe("native", workload=WORK, settings={"strategy": "fused"})
+    plan = make_plan(make_request(recipe, make_machine(ram_gib=16), shape, model_path=str(folder)), NativeAdapter())
+    assert isinstance(plan, Plan), plan.message
+    config = EngineConfig(model_path=folder, strategy="fused", kv_tokens=64)
+    engine = Engine(load_model(config), config)
+    try:
+        told = engine.state_bytes_per_sequence
+        list(engine.submit(GenerationRequest(prompt_ids=(5, 6, 7, 8, 9, 10), max_tokens=3)))
+        measured = engine.state_bytes_per_sequence
+    finally:
+        engine.close()
+    assert (plan.ram.line("linear_state").bytes, told) == (measured, measured)
