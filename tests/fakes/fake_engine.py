@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--once", help="a file: the misbehaviour happens only while it does not exist")
     parser.add_argument("--stuck-requests", action="store_true", help="requests are accepted and never answered")
     parser.add_argument("--burn-cpu", action="store_true", help="a request that is stuck burns a core")
-    parser.add_argument("--deaf-after-s", type=float, help="stops listening after this long, and lives on")
+    parser.add_argument(
+        "--deaf-after-s", type=float, help="stops listening so long after the first /health, and lives on"
+    )
     parser.add_argument("--shortens", action="store_true", help="a request that is too large is cut short silently")
     parser.add_argument("--ignore-sigint", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
@@ -71,6 +74,7 @@ class Engine:
         self.completed = self.prompt_tokens = self.completion_tokens = 0
         self.last_rebuild: dict[str, Any] | None = None
         self.requests: list[dict[str, Any]] = []
+        self.on_health: Callable[[], None] | None = None
         self.misbehaves = not (options.once and Path(options.once).exists())
         if options.once and self.misbehaves:
             Path(options.once).touch()
@@ -80,6 +84,9 @@ class Engine:
         return self.options.silent_load or time.monotonic() - self.started < self.options.load_s
 
     def health(self) -> dict[str, Any]:
+        if self.on_health is not None:
+            self.on_health()
+            self.on_health = None
         if self.error:
             return {"status": "error", "message": self.error, "instance_id": self.instance_id}
         if self.is_loading:
@@ -308,7 +315,7 @@ def main() -> int:
     server = ThreadingHTTPServer((options.host, options.port), handler)
     misbehave(engine)
     if options.deaf_after_s is not None and engine.misbehaves:
-        threading.Timer(options.deaf_after_s, lambda: go_deaf(server)).start()
+        engine.on_health = lambda: threading.Timer(options.deaf_after_s, go_deaf, (server,)).start()
     try:
         server.serve_forever(poll_interval=0.05)
     except KeyboardInterrupt:
