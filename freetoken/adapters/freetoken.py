@@ -24,7 +24,7 @@ from freetoken.adapters.shared import FREETOKEN_ARGS, FREETOKEN_ENV
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.errors import UsageError
 from freetoken.planner.memory import ResolvedSettings
-from freetoken.planner.plan import Plan
+from freetoken.planner.plan import Plan, PlanRequest
 from freetoken.units import GIB
 
 #: Strategies that decode out of slots, so that their number is told.
@@ -122,6 +122,19 @@ class FreetokenAdapter(EngineAdapter):
     def default_attention(self, shape: ModelShape) -> str:
         """As the plan chooses it."""
         return choose_attention(shape)
+
+    def default_settings(self, request: PlanRequest) -> dict[str, object]:
+        """As the engine starts without flags: the largest chunk, all on the GPU, a strategy by bandwidth alone."""
+        known = request.hardware.bandwidth
+        link, cpu = known.h2d_overlap_bytes_per_s, known.cpu_experts_overlap_bytes_per_s
+        strategy = "hybrid" if link and cpu and cpu > 2.0 * link else "offload"
+        return {
+            "strategy": strategy,
+            "prefill_chunk_tokens": 8192,
+            "prefill_overlap": True,
+            "prefix_cache": True,
+            "embed_on_host": False,
+        }
 
     def parse_effective(self, log: str) -> dict[str, str]:
         """Strategy and attention backend as the engine resolved them; the API does not tell them."""
