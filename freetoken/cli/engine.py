@@ -104,7 +104,10 @@ def install_command(
 @click.argument("engine", metavar="[ENGINE[@VERSION]]", required=False)
 @json_option
 def verify_command(engine: str | None, as_json: bool) -> int:
-    """Hash every file of an environment, or of all, against what was installed. Exit code 1: something is wrong."""
+    """Hash every file of an environment, or of all, against what was installed.
+
+    Exit code 1: something is wrong.
+    """
     from freetoken.deploy.engine_folders import verify_engine
 
     found = [verify_engine(*one) for one in _find(engine)]

@@ -125,9 +125,9 @@ def test_wrong_usage_is_told_in_our_words_with_exit_code_2(capsys, arguments, me
 
 
 def test_wrong_usage_with_json_is_one_error_document(capsys):
-    code, out, _ = run(capsys, "plan", "--json")
-    hint = "`ft plan --help` shows what it takes"
-    error = {"message": "`ft plan` needs `MODEL_OR_RECIPE`", "hint": hint, "details": [], "exit_code": 2}
+    code, out, _ = run(capsys, "import", "--json")
+    hint = "`ft import --help` shows what it takes"
+    error = {"message": "`ft import` needs `FILE`", "hint": hint, "details": [], "exit_code": 2}
     assert (code, json.loads(out)) == (2, {"error": error})
 
 
