@@ -131,7 +131,13 @@ class PlannedSite:
         """The engine's own defaults where its adapter tells them, the planner's choice for the rest."""
         planned = self.plan_attempt.budget.settings.model_dump() if self.plan_attempt else {}
         told = self.adapter.default_settings(self.request)
-        return self._space.clip({**planned, **told})
+        if planned.get("cpu_threads") is None:
+            planned["cpu_threads"] = self.cores
+        point = self._space.clip({**planned, **told})
+        found = self.forecast(point)
+        if "expert_slots" in point and "expert_slots" not in told and found is not None and found.high:
+            point["expert_slots"] = found.settings.expert_slots
+        return point
 
     def planned_point(self) -> Point:
         """The planner's own choice."""
