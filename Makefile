@@ -54,11 +54,11 @@ $(VENV)/.dev: $(VENV)/.package
 demo: $(VENV)/.package
 	@$(BIN)/ft apply recipes/demo.yaml
 	@echo
-	@$(BIN)/ft ctl generate --max-tokens 96 "def binary_search(items, target):"
+	@$(BIN)/ft ctl --name demo generate --echo --max-tokens 96 --stop $$'\ndef ' $$'def read_lines(path):\n'
 	@echo
-	@$(BIN)/ft status
+	@$(BIN)/ft status demo
 	@echo
-	@echo "chat with it:  $(BIN)/ft chat"
+	@echo "chat with it:  $(BIN)/ft chat --name demo"
 	@echo "stop it:       $(BIN)/ft stop demo      (or: make stop-demo)"
 
 stop-demo: $(VENV)/.package

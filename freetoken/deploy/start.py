@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from freetoken.recipe.model import Recipe
 
 _POLL_S, _PROGRESS_S = 0.1, 0.5
+#: Phases of `/health` that say little to a reader; `other` is all that is not weights, imports above all.
+_PHASE_WORDS = {"other": "loading", "expert_banks": "filling the expert banks"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -207,6 +209,6 @@ def make_failure(run: Run, state: KeeperState) -> StartFailure:
 
 def _look(run: Run, elapsed_s: float) -> Step:
     look = probe_health(run.launch.host, run.launch.port, run.launch.ready_path, timeout_s=1.0)
-    what = look.phase if look.status == "loading" and look.phase else "starting"
+    what = _PHASE_WORDS.get(look.phase, look.phase) if look.status == "loading" and look.phase else "starting"
     message = f"{what} ({elapsed_s:.0f} s)"
     return Step("load", message, look.done_bytes, look.total_bytes, is_update=True)
