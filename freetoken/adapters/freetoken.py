@@ -9,23 +9,22 @@ automatic rules: those fill VRAM without charging workspace, graphs or prefill. 
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
 from freetoken.adapters.freetoken_flags import OLDEST, has_flag
 from freetoken.adapters.freetoken_limits import LEAST_CAPABILITY, LEAST_CUDA, LEAST_DRIVER, FreetokenLimits
-from freetoken.adapters.freetoken_log import classify_log
-from freetoken.adapters.freetoken_log_facts import parse_compile_s, parse_hits
-from freetoken.adapters.freetoken_measure import measure_lines
 from freetoken.adapters.freetoken_memory import FreetokenMemory, choose_attention
 from freetoken.adapters.log_patterns import ANSI
-from freetoken.adapters.replies import MoeHits
 from freetoken.adapters.shared import FREETOKEN_ARGS, FREETOKEN_ENV
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.errors import UsageError
 from freetoken.planner.memory import ResolvedSettings
 from freetoken.planner.plan import Plan, PlanRequest
 from freetoken.units import GIB
+
+if TYPE_CHECKING:
+    from freetoken.adapters.replies import MoeHits
 
 #: Strategies that decode out of slots, so that their number is told.
 SLOT_STRATEGIES = ("offload", "hybrid")
@@ -113,10 +112,15 @@ class FreetokenAdapter(EngineAdapter):
 
     def classify_failure(self, text: str, exit_code: int | None = None) -> Failure | None:
         """What the log's end means; see `freetoken_log.py`."""
+        # Here and below: what reads logs is imported for a log, a plan has none.
+        from freetoken.adapters.freetoken_log import classify_log
+
         return classify_log(text, exit_code)
 
     def measure_lines(self, plan: Plan, log: str, reserved_bytes: int) -> dict[str, int]:
         """Context, allocator, graphs and prefill of a start; see `freetoken_measure.py`."""
+        from freetoken.adapters.freetoken_measure import measure_lines
+
         return measure_lines(plan, log, reserved_bytes)
 
     def default_attention(self, shape: ModelShape) -> str:
@@ -143,10 +147,14 @@ class FreetokenAdapter(EngineAdapter):
 
     def parse_compile_s(self, log: str) -> float:
         """What a first start spends on kernels: graph capture and warm-up beyond what a cached one takes."""
+        from freetoken.adapters.freetoken_log_facts import parse_compile_s
+
         return parse_compile_s(log)
 
     def parse_hits(self, log: str, slot_bytes: int = 0) -> MoeHits | None:
         """Lookups of the decode steps whose `--moe-collect-stats` lines are in `log`."""
+        from freetoken.adapters.freetoken_log_facts import parse_hits
+
         return parse_hits(log, slot_bytes)
 
     def live_changes(self, old: ResolvedSettings, new: ResolvedSettings) -> tuple[str, ...] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -133,6 +132,8 @@ def _package_folders(python: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=16)
 def _ask_version(python: str, pythonpath: tuple[str, ...], distribution: str) -> str | None:
+    import subprocess  # Slow to import, and `ft plan` comes here only where an engine is named without its version.
+
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     if pythonpath:
         env["PYTHONPATH"] = os.pathsep.join(pythonpath)

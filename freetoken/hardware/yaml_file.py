@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -43,6 +42,8 @@ def dump_yaml(value: BaseModel) -> str:
 
 def write_yaml_file(value: BaseModel, path: Path) -> None:
     """Writes `value` to `path`, whose folder is made, by a temporary name that is renamed."""
+    import tempfile  # Brings OpenSSL with it, which reading a profile does without.
+
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
