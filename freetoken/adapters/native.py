@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata, resources
 from pathlib import Path
 from typing import ClassVar
 
@@ -114,6 +113,8 @@ def make_arguments(plan: Plan) -> tuple[str, ...]:
 
 def _import_path() -> dict[str, str]:
     """`PYTHONPATH` for a package that runs from a checkout without being installed; the run folder is the cwd."""
+    from importlib import metadata, resources
+
     try:
         metadata.distribution("freetoken-deploy")
     except metadata.PackageNotFoundError:

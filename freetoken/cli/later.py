@@ -1,7 +1,8 @@
 """Modules that are read when something in them is first asked for, though others import them at once.
 
 pydantic imports `importlib.metadata` for plugins that `ft` switches off, and with it come e-mail, sockets and zip
-files; `difflib` is for messages that most runs never print. Together they are a tenth of `ft plan`.
+files, and `secrets`, with it OpenSSL, for a type that `ft` does not have; `difflib` is for messages that most runs
+never print. Together they are a tenth of `ft plan`.
 
 Set aside: `importlib.util.LazyLoader`, whose modules load as soon as a second `import` looks at their `__spec__`.
 """
@@ -17,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 #: Module -> functions that others take out of it by name at once. Of the standard library, without effects at import.
-LATER = {"importlib.metadata": ("entry_points",), "difflib": ()}
+LATER = {"importlib.metadata": ("entry_points",), "secrets": (), "difflib": ()}
 _lock = threading.RLock()
 
 
