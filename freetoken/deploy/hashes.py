@@ -22,8 +22,9 @@ from freetoken import __version__, paths
 from freetoken.checkpoint.locate import read_source
 from freetoken.checkpoint.transfer import Meter, ProgressCallback
 from freetoken.checkpoint.verify import hash_file, list_files
+from freetoken.recipe.model import TextLike
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
 _HEX = re.compile(r"[0-9a-f]{64}")
 CACHE_NAME = "hashes.json"
 MAX_CACHED = 20_000
@@ -47,7 +48,7 @@ class LockedPackage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")]
+    version: Annotated[str, TextLike(r"^[\w.+!-]{1,60}$")]
     sha256: Sha256 | None = None
 
 

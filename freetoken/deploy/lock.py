@@ -22,7 +22,7 @@ from freetoken.errors import BadFileError, FtError, UsageError
 from freetoken.recipe.dump import dump_yaml
 from freetoken.recipe.findings import describe_errors, raise_findings
 from freetoken.recipe.lookup import show_path
-from freetoken.recipe.model import NAME_PATTERN, Recipe
+from freetoken.recipe.model import NAME_PATTERN, Recipe, TextLike
 from freetoken.recipe.nodes import Node, parse_yaml, read_yaml
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class LockModel(BaseModel):
 class LockedEngine(LockModel):
     """Which engine ran: version, and for each of its packages the version and a hash of what is installed."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
-    version: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")] | None = None
-    packages: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")], LockedPackage] = {}
+    name: Annotated[str, TextLike(r"^[a-z0-9]{1,40}$")]
+    version: Annotated[str, TextLike(r"^[\w.+!-]{1,60}$")] | None = None
+    packages: dict[Annotated[str, TextLike(r"^[A-Za-z0-9][\w.-]{0,99}$")], LockedPackage] = {}
 
 
 class ModelLock(LockModel):
     """Which model ran: repository and commit where it has them, and every file's size and SHA-256."""
 
     name: Annotated[str, Field(max_length=200)]
-    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=200)] | None = None
+    repo: Annotated[str, Field(max_length=200), TextLike(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None
     source: Literal["huggingface", "modelscope"] = "huggingface"
-    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None = None
+    commit: Annotated[str, TextLike(r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None = None
     files: dict[Annotated[str, AfterValidator(_file_name)], LockedFile] = {}
 
 
@@ -75,12 +75,12 @@ class Lock(LockModel):
     """A recipe's lock. `settings` are the resolved ones, those that name a device left out."""
 
     version: Literal[1] = 1
-    recipe: Annotated[str, Field(pattern=NAME_PATTERN)]
+    recipe: Annotated[str, TextLike(NAME_PATTERN)]
     #: Version of `ft` that wrote it.
-    ft: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")]
+    ft: Annotated[str, TextLike(r"^[\w.+!-]{1,60}$")]
     engine: LockedEngine
     model: ModelLock
-    settings: dict[Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")], bool | int | float | str | None]
+    settings: dict[Annotated[str, TextLike(r"^[a-z_]{1,40}$")], bool | int | float | str | None]
     #: Bytes of one expert slot, so that a count of slots can be read as bytes elsewhere.
     slot_bytes: Annotated[int, Field(ge=0)] = 0
 

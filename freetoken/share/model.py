@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from freetoken.recipe.model import NAME_PATTERN
+from freetoken.recipe.model import NAME_PATTERN, TextLike
 
 #: Version of the bundle's own form; a reader refuses others.
 BUNDLE_VERSION = 1
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-SettingName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-SettingValue = bool | int | float | Annotated[str, Field(pattern=r"^[\w.,:+-]{0,40}$")]
-MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
-Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Sha256 = Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
+SettingName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,39}$")]
+SettingValue = bool | int | float | Annotated[str, TextLike(r"^[\w.,:+-]{0,40}$")]
+MetricName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,59}$")]
+Day = Annotated[str, TextLike(r"^\d{4}-\d{2}-\d{2}$")]
 
 
 def _plain_text(value: str) -> str:
@@ -49,7 +49,7 @@ class Manifest(ShareModel):
 
     format: Literal["ft-bundle"] = "ft-bundle"
     version: Literal[1] = 1
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: Annotated[str, TextLike(NAME_PATTERN)]
     files: dict[Literal["recipe.yaml", "lock.yaml", "evidence.json"], ManifestFile]
 
 
@@ -57,16 +57,16 @@ class Signature(ShareModel):
     """`signature.json`: an ed25519 signature over the manifest's bytes. Hexadecimal."""
 
     algorithm: Literal["ed25519"] = "ed25519"
-    public_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    public_key: Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
+    signature: Annotated[str, TextLike(r"^[0-9a-f]{128}$")]
 
 
 class MachineClass(ShareModel):
     """The class of the machine that the figures are from; memory sizes rounded to what is sold."""
 
-    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    fingerprint: Annotated[str, TextLike(r"^[0-9a-f]{16}$")] | None = None
     gpu: Text | None = None
-    compute_capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")] | None = None
+    compute_capability: Annotated[str, TextLike(r"^\d{1,2}\.\d$")] | None = None
     vram_bytes: Bytes = 0
     pcie_generation: Annotated[int, Field(ge=1, le=9)] | None = None
     pcie_width: Annotated[int, Field(ge=1, le=32)] | None = None
@@ -90,7 +90,7 @@ class Figure(ShareModel):
 class Measured(ShareModel):
     """What one set of settings came to. Expert slots are told in bytes; `invalid_because` means: do not compare."""
 
-    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    kind: Annotated[str, TextLike(r"^[a-z_]{1,20}$")]
     day: Day
     settings: dict[SettingName, SettingValue]
     figures: dict[MetricName, Figure]
@@ -101,7 +101,7 @@ class Measured(ShareModel):
 class Failed(ShareModel):
     """Settings that did not work, with the kind of the failure and how many bytes were missing."""
 
-    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    kind: Annotated[str, TextLike(r"^[a-z_]{1,20}$")]
     day: Day
     settings: dict[SettingName, SettingValue]
     missing_bytes: Bytes = 0
@@ -111,7 +111,7 @@ class StudyPoint(ShareModel):
     """One trial of a tuner: settings, the outcome's kind, its figures."""
 
     settings: dict[SettingName, SettingValue]
-    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,20}$")]
+    kind: Annotated[str, TextLike(r"^[a-z_]{1,20}$")]
     figures: dict[MetricName, float] = {}
     missing_bytes: Bytes = 0
 
@@ -119,7 +119,7 @@ class StudyPoint(ShareModel):
 class WorkloadRef(ShareModel):
     """What was asked of the server: name, counts, and a hash over the counts."""
 
-    name: Annotated[str, Field(max_length=80, pattern=r"^[\w.-]+$")]
+    name: Annotated[str, Field(max_length=80), TextLike(r"^[\w.-]+$")]
     sha256: Sha256
 
 
@@ -127,8 +127,8 @@ class Evidence(ShareModel):
     """`evidence.json`: what was measured with the recipe, on what, and what failed."""
 
     version: Literal[1] = 1
-    engine: Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
-    engine_version: Annotated[str, Field(pattern=r"^[\w.+!-]{1,60}$")] | None = None
+    engine: Annotated[str, TextLike(r"^[a-z0-9]{1,40}$")]
+    engine_version: Annotated[str, TextLike(r"^[\w.+!-]{1,60}$")] | None = None
     workload: WorkloadRef
     machine: MachineClass | None = None
     #: Settings of the plan that the author ran, expert slots in bytes.

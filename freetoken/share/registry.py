@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from freetoken.errors import BadFileError, FtError, UsageError
 from freetoken.recipe.lookup import nearest
-from freetoken.recipe.model import NAME_PATTERN
+from freetoken.recipe.model import NAME_PATTERN, TextLike
 from freetoken.share.archive import MAX_BUNDLE_BYTES
 from freetoken.share.bundle import SUFFIX, Bundle, read_bundle
 from freetoken.share.model import Bytes, Day, Sha256, ShareModel, Text
@@ -31,10 +31,10 @@ MAX_LISTED = 2_000
 class Entry(ShareModel):
     """One bundle in an index."""
 
-    file: Annotated[str, Field(pattern=rf"^bundles/[a-z0-9][a-z0-9._-]{{0,79}}\{SUFFIX}$")]
+    file: Annotated[str, TextLike(rf"^bundles/[a-z0-9][a-z0-9._-]{{0,79}}\{SUFFIX}$")]
     sha256: Sha256
     bytes: Bytes
-    engine: Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
+    engine: Annotated[str, TextLike(r"^[a-z0-9]{1,40}$")]
     model: Text
     workload: Text
     gpu: Text | None = None
@@ -47,7 +47,7 @@ class Index(ShareModel):
 
     format: Literal["ft-registry"] = "ft-registry"
     version: Literal[1] = 1
-    bundles: Annotated[dict[Annotated[str, Field(pattern=NAME_PATTERN)], Entry], Field(max_length=MAX_LISTED)] = {}
+    bundles: Annotated[dict[Annotated[str, TextLike(NAME_PATTERN)], Entry], Field(max_length=MAX_LISTED)] = {}
 
 
 class Place(Protocol):
