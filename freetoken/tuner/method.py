@@ -311,7 +311,12 @@ class Method:
         """The neighbour of the best, or best of its strategy, with the greatest expected gain."""
         incumbent = self.best(history, objective)
         assert incumbent is not None
-        around = [*self._neighbours(incumbent.point), *ranked]
+        best = self.best_cost(history, objective) or math.inf
+        near = self._costs(ranked, objective) <= best * (1 + WITHIN)
+        around = [
+            *self._neighbours(incumbent.point),
+            *(one for one, is_near in zip(ranked, near, strict=True) if is_near),
+        ]
         fresh = [one for one in around if self._start_key(one.point) not in keys]
         if not fresh:
             return Proposal(None, "search", "every neighbour of the best was tried", gain=0.0)
@@ -491,10 +496,14 @@ class Method:
     def _distance(self, point: Point, anchor: tuple[Observation, Forecast, float]) -> tuple[float, float]:
         """Knobs that differ, a strategy as much as all others together; then the cost: the better one counts."""
         here, there = self.space.canonical(point), self.space.canonical(anchor[0].point)
-        far = sum(
-            (10.0 if one.name == "strategy" else 1.0) for one in self.space
-            if one.cost == "restart" and here[one.name] != there[one.name]
-        )  # fmt: skip
+        far = 0.0
+        for one in self.space:
+            a, b = here[one.name], there[one.name]
+            if one.cost == "live" or a == b:
+                continue
+            # A step along a range is nearer than a jump.
+            along = abs(a - b) / max(1e-9, one.high - one.low) if one.kind != "choice" else 1.0
+            far += 10.0 if one.name == "strategy" else min(1.0, 0.2 + along)
         return far, anchor[2]
 
 

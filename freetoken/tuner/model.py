@@ -44,7 +44,7 @@ _INDEX = {name: index for index, name in enumerate(PRIORS)}
 _BLIND: dict[str, tuple[float, float]] = {
     "strategy": (0.12, 0.1),
     "attention": (0.08, 0.12),
-    "cpu_threads": (0.03, 0.01),
+    "cpu_threads": (0.06, 0.01),
     "prefill_overlap": (0.005, 0.08),
     "prefix_cache": (0.02, 0.05),
     "embed_on_host": (0.04, 0.03),
@@ -53,7 +53,7 @@ _BLIND: dict[str, tuple[float, float]] = {
     "prefill_chunk_tokens": (0.01, 0.05),
 }
 #: Two processors at work at once: published cases are off by -14 % to 40 times.
-_RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.25, 0.15)}
+_RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.15, 0.15)}
 #: Slower than predicted by so much, as a logarithm, a strategy counts as broken.
 BROKEN_LOG = 0.7
 _PATHS = {"none": 0, "pcie": 1, "dram": 2, "hybrid": 3, "disk": 4, "pcie_pageable": 5}
@@ -94,6 +94,7 @@ class CostModel:
         self.rates, self.workload, self.cores, self.concurrency = rates, workload, cores, concurrency
         self.names: list[tuple[str, Any]] = []
         self.broken: set[Any] = set()
+        self.reference: Point = {}
         self.theta = np.zeros(len(PRIORS))
         self.covariance = np.diag(np.array(list(PRIORS.values())) ** 2)
         self.residual_sd = 0.0
@@ -104,6 +105,7 @@ class CostModel:
         """Fits the parameters to (point, forecast, slots, measurement) of every trial that worked."""
         for point, *_ in measured:
             self._learn_names(point)
+        self.reference = measured[0][0] if measured else {}
         self._find_broken(measured)
         precision = 1 / self._prior_sds() ** 2
         self.theta = np.zeros(len(precision))
@@ -207,6 +209,8 @@ class CostModel:
         for name, value in self.names:
             sds = _RISKY.get(value, _BLIND[name]) if name == "strategy" else _BLIND[name]
             sds = (3.0, 0.3) if name == "strategy" and value in self.broken else sds
+            # Factors are relative to the first point that was measured: what it shares with all is the machine's.
+            sds = (1e-3, 1e-3) if name != "strategy" and self.reference.get(name) == value else sds
             decode.append(sds[0])
             prefill.append(sds[1])
         return np.array([*PRIORS.values(), *decode, *prefill])

@@ -137,20 +137,20 @@ class Search:
         # What the sampler wrote stands in the storage; the trial at hand was made before.
         said = self.study._storage.get_trial(trial._trial_id).user_attrs
         stage, reason = str(said.get(trials.STAGE, "search")), str(said.get(trials.REASON, ""))
-        start = self._start_for(point, stage)
+        start = self._start_for(point)
         trials.mark(trial, stage=stage, reason=reason, start=start, predicted_cost=said.get(trials.PREDICTED))
         self.say(Progress("trial", reason, trial.number, stage, point, self._best(), self.left_s(), start))
         began_s = self.clock()
         try:
-            outcome = self.evaluate(point, start, stage)
+            outcome = self.evaluate(point, start)
         except BaseException:
             self._abandon(trial)
             raise
         return self._keep(trial, outcome.model_copy(update={"duration_s": self.clock() - began_s}))
 
-    def evaluate(self, point: Point, start: int, stage: str = "") -> Outcome:
+    def evaluate(self, point: Point, start: int) -> Outcome:
         """Refused by the planner, or started (resized where that is enough) and measured."""
-        if (refused := self._refusal(point, stage)) is not None:
+        if (refused := self._refusal(point)) is not None:
             return refused
         key = self._key(point)
         if key == self._running_key:
@@ -182,8 +182,8 @@ class Search:
 
     # -- parts ------------------------------------------------------------------------------------------------
 
-    def _refusal(self, point: Point, stage: str = "") -> Outcome | None:
-        """The planner's no, which costs no launch. The engine's default may use the headroom: it knows of none."""
+    def _refusal(self, point: Point) -> Outcome | None:
+        """The planner's no, which costs no launch, not even for the engine's default: that it does not fit is found."""
         forecast = self.site.forecast(point)
         if forecast is None:
             return Outcome(kind="refused", violation_bytes=1, words="the engine has no such setting here")
@@ -191,7 +191,7 @@ class Search:
         missing = max(forecast.missing_bytes, forecast.peak_at(slots) - forecast.limit_bytes)
         # What was measured counts for more than the plan: room that a peak has shown may be used.
         missing = min(missing, round(self._measured_excess(forecast, slots))) if missing > 0 else missing
-        if missing <= (forecast.headroom_bytes if stage == "default" else 0):
+        if missing <= 0:
             return None
         return Outcome(kind="refused", violation_bytes=max(1, missing), words=f"{missing:,} bytes are missing by plan")
 
@@ -202,9 +202,9 @@ class Search:
     def _key(self, point: Point) -> tuple[object, ...]:
         return self.site.space.start_key(self.site.space.canonical(point))
 
-    def _start_for(self, point: Point, stage: str) -> int:
+    def _start_for(self, point: Point) -> int:
         """The start a point belongs to: the running one, a new one, or 0 for what is refused."""
-        if self._refusal(point, stage) is not None:
+        if self._refusal(point) is not None:
             return 0
         if self._running_start and self._key(point) == self._running_key:
             return self._running_start
