@@ -19,6 +19,8 @@ from typing import Any
 
 #: Module -> functions that others take out of it by name at once. Of the standard library, without effects at import.
 LATER = {"importlib.metadata": ("entry_points",), "secrets": (), "difflib": ()}
+#: Modules that are not to be had at all: httpx does without its own command line, and so without rich.
+NEVER = ("httpx._main",)
 _lock = threading.RLock()
 
 
@@ -55,6 +57,8 @@ class _Loader:
 
 def import_later(modules: Mapping[str, Sequence[str]] = LATER) -> None:
     """Has `import NAME` give a module that is read at its first use. Does nothing for one that is there already."""
+    for name in NEVER:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     for name, functions in modules.items():
         if name in sys.modules or (spec := find_spec(name)) is None or spec.loader is None:
             continue
