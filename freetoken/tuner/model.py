@@ -36,6 +36,8 @@ PRIORS: dict[str, float] = {
     "chunk_overhead": 0.5,
     "stream": 0.2,
     "thread_half": 0.5,
+    "thread_peak": 0.35,
+    "thread_fall": 0.7,
     "link_overlap": 0.4,
     "cpu_overlap": 0.4,
 }
@@ -44,7 +46,7 @@ _INDEX = {name: index for index, name in enumerate(PRIORS)}
 _BLIND: dict[str, tuple[float, float]] = {
     "strategy": (0.12, 0.1),
     "attention": (0.08, 0.12),
-    "cpu_threads": (0.06, 0.01),
+    "cpu_threads": (0.03, 0.01),
     "prefill_overlap": (0.005, 0.08),
     "prefix_cache": (0.02, 0.05),
     "embed_on_host": (0.04, 0.03),
@@ -61,6 +63,8 @@ _PATHS = {"none": 0, "pcie": 1, "dram": 2, "hybrid": 3, "disk": 4, "pcie_pageabl
 _FORM_SD = 0.015
 #: Where half of the CPU's expert bandwidth is reached, as a share of the cores.
 _THREAD_HALF = 0.15
+#: Past this share of the cores more threads cost, by this much a core's share.
+_THREAD_PEAK, _THREAD_FALL = 0.65, 0.2
 
 
 class Features(NamedTuple):
@@ -284,9 +288,9 @@ class CostModel:
         hit = np.where(path == 0, 1.0, (1 + curve) * share / (1 + curve * share))
         miss = unit * np.where(on_cpu > 0, 1.0, 1 - hit)
         speed = np.where(in_vram > 0, rates.vram * base["vram"], rates.dram * base["dram"])
-        # The CPU's share of the bandwidth saturates with threads; 1 where all cores work.
+        # Bandwidth as it was measured, with all cores, is 1.
         half = _THREAD_HALF * base["thread_half"]
-        busy = threads * (1 + half) / (threads + half)
+        busy = self._busy(threads, half, base) / self._busy(np.ones(1), half, base)
         pcie, cpu, disk = rates.pcie * base["pcie"], rates.cpu_experts * base["dram"] * busy, rates.disk * base["disk"]
         link = (rates.pcie_overlap or rates.pcie) * base["pcie"] * base["link_overlap"]
         beside = np.maximum(rates.cpu_experts - rates.pcie, rates.cpu_experts / 4)
@@ -298,6 +302,14 @@ class CostModel:
         )
         seconds = read / (efficiency * speed) + miss_s + overhead * base["step_overhead"]
         return seconds, np.where(on_cpu > 0, 0.0, hit)
+
+    def _busy(self, threads: Array, half: Array, base: dict[str, Array]) -> Array:
+        """What `threads` (a share of the cores) reach of the bandwidth: it rises, saturates, and falls past a peak.
+
+        Workers that spin while they wait take clocks and memory ports from those that work.
+        """
+        past = np.maximum(0.0, threads - _THREAD_PEAK * base["thread_peak"])
+        return threads / (threads + half) * np.exp(-_THREAD_FALL * base["thread_fall"] * past)
 
     def _prefill(self, base: dict[str, Array], features: Features) -> tuple[Array, Array]:
         """Seconds of the mean and of the longest prompt."""
