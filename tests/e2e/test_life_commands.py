@@ -99,7 +99,7 @@ def test_sigterm_and_ctrl_c_end_what_was_started_with_130(lab: Lab) -> None:
         process = lab.start_ft("apply", str(lab.write_recipe(engine="--load-s, '30'")))
         wait_for(lambda: any(lab.life().engine for _ in register.read_records()))
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=150)
         assert process.returncode == 130, errors
         assert register.read_records() == ()
 
@@ -120,7 +120,7 @@ def test_eight_commands_of_all_kinds_at_once_neither_fail_nor_lose_anything(lab:
     looks = [lab.start_ft("status", "--json") for _ in range(4)]
     assert [_finish(process)["diff"]["action"] for process in applies] == ["launch"] * 4
     for process in looks:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=150)
         assert process.returncode in (0, 6), errors
         json.loads(output)
     with open_store() as store:
@@ -143,6 +143,6 @@ def test_no_wait_says_who_is_changing_the_deployment(lab: Lab) -> None:
 
 
 def _finish(process: subprocess.Popen[str]):  # type: ignore[no-untyped-def]
-    output, errors = process.communicate(timeout=90)
+    output, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
     return json.loads(output)

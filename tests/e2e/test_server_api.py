@@ -35,7 +35,7 @@ class Served:
         self.control = ControlClient(url)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, trust_env=False, timeout=30)
+        return httpx.post(self.url + path, json=body, trust_env=False, timeout=120)
 
     def used_tokens(self) -> int:
         kv = self.control.stats().kv

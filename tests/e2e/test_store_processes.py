@@ -51,7 +51,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_database(tmp_path):
             time.sleep(0.02)
         time.sleep(0.013 * turn)
         writer.send_signal(signal.SIGKILL)
-        writer.communicate(timeout=30)
+        writer.communicate(timeout=120)
         with open_store(path) as store:
             assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
             numbers = [one.data["number"] for one in store.list_events(f"run{turn}", limit=1_000_000)]

@@ -63,7 +63,7 @@ class FakeAdapter(EngineAdapter):
             host=plan.host,
             port=plan.port,
             stall_timeout_s=2.0,
-            ready_timeout_s=20.0,
+            ready_timeout_s=60.0,
             grace_s=1.0,
         )
 
