@@ -289,7 +289,7 @@ class Method:
             if is_untried and costs[index] <= best * (1 + WITHIN):
                 reason = f"`{strategy}` is predicted within {WITHIN:.0%} of the best"
                 gain = max(float(gains[index]), 0.01)
-                return Proposal(one.point, "other strategy", reason, float(costs[index]), gain)
+                return Proposal(self._carry(one.point, tried), "other strategy", reason, float(costs[index]), gain)
         return self._probe(history, objective, keys, ranked)
 
     def _lower(self, candidate: Candidate, tried: Sequence[Observation]) -> Candidate:
@@ -297,6 +297,18 @@ class Method:
         least = min((int(one.point.get("expert_slots", 0)) for one in tried), default=candidate.slots)
         slots = max(candidate.forecast.low, min(candidate.slots, least * 2 // 3))
         return candidate._replace(point={**candidate.point, "expert_slots": slots}, slots=slots)
+
+    def _carry(self, point: Point, tried: Sequence[Observation]) -> Point:
+        """`point` with an attention backend that no start has had yet, where there is one.
+
+        Attention shows in prefill, where strategies that stream the bank do not differ: the start says both.
+        """
+        if "attention" not in self.space:
+            return point
+        seen = {one.point["attention"] for one in tried if one.measurement is not None}
+        fresh = [value for value in self.space["attention"].values() if value not in seen]
+        found = self.candidate({**point, "attention": fresh[0]}) if fresh else None
+        return found.point if found is not None else point
 
     def _has_live_slots(self) -> bool:
         return "expert_slots" in self.space and self.space["expert_slots"].cost == "live"
