@@ -38,7 +38,7 @@ def test_everything_below_a_leader_is_found_and_ended_and_a_stranger_lives(lab: 
     members = wait_for(lambda: _when(find_members("run-1", leader), 4))
     assert find_members("run-2", None) == ()
     ending = end_run("run-1", leader, grace_s=1.0)
-    child.wait(5)
+    child.wait(60)
     assert not any(is_alive(one) for one in members)
     assert ending.left == ()
     assert stranger.poll() is None
@@ -54,7 +54,7 @@ def test_a_keeper_ends_even_what_has_neither_session_nor_environment_nor_parent(
     keeper = lab.start_keeper(run_dir)
     members = wait_for(lambda: _when(find_members(run_dir.name, None, reaper=keeper.pid), 2))
     keeper.terminate()
-    assert keeper.wait(20) == 0
+    assert keeper.wait(60) == 0
     assert not any(is_alive(one) for one in members)
 
 

@@ -30,7 +30,7 @@ def make_start(lab: Lab) -> Iterator[StartService]:
     stop_all()
     for process in started:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_after_a_reboot_what_was_proven_is_brought_up_and_a_stop_by_hand_ends_the_service(
@@ -43,11 +43,11 @@ def test_after_a_reboot_what_was_proven_is_brought_up_and_a_stop_by_hand_ends_th
     again = wait_for(lambda: ready_view(lab, not_run=first.run_id))
     assert [row.measured for row in again.rows if row.field == "expert_slots"] == [24]
     assert lab.ft("stop", "lab").returncode == 0
-    assert service.wait(15) == 0
+    assert service.wait(60) == 0
     output = service.stdout.read()  # type: ignore[union-attr]
     assert output.splitlines()[-1] == "`lab` was stopped by `ft stop`"
     after = start()
-    assert after.wait(15) == 0
+    assert after.wait(60) == 0
     expected = "`lab` was stopped by `ft stop`; `ft apply` runs it again\n"
     assert after.stdout.read() == expected  # type: ignore[union-attr]
 
@@ -58,7 +58,7 @@ def test_sigterm_stops_keeper_and_engine_in_order_and_leaves_the_declaration(lab
     service = start()
     assert service.stdout.readline() == "`lab` runs already\n"  # type: ignore[union-attr]
     service.send_signal(signal.SIGTERM)
-    assert service.wait(15) == 0
+    assert service.wait(60) == 0
     assert not is_alive(found.engine)
     assert not is_alive(found.keeper)
     assert lab.keeper_state().cause == "stopped on request: engine ended by SIGINT"  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ def test_a_service_goes_on_with_what_an_apply_put_in_place_of_the_engine(lab: La
     service_is_there = service.poll() is None
     second = lab.life()
     service.send_signal(signal.SIGTERM)
-    assert service.wait(15) == 0
+    assert service.wait(60) == 0
     assert service_is_there
     assert not is_alive(second.engine)
 
@@ -85,7 +85,7 @@ def test_an_engine_that_has_failed_for_good_fails_the_service(lab: Lab, start: S
     for restarts in range(3):
         state = wait_for(lambda n=restarts: ready_state(lab, n))
         lab.kill(state.engine)
-    assert service.wait(20) == 1
+    assert service.wait(60) == 1
     said = service.stdout.read()  # type: ignore[union-attr]
     assert said == ("`lab` failed: engine ended with SIGKILL (-9); not restarted again after 2 restarts in 60 s\n")
 
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_after_the_reboot_is_named_and_fails_the_service(la
     try:
         wait_for(lambda: listener_of(lab.port))
         service = start()
-        assert service.wait(20) == 1
+        assert service.wait(60) == 1
         said = service.stdout.read()  # type: ignore[union-attr]
         assert f"error: port {lab.port} is taken by `python" in said
         assert said.splitlines()[-1] == "`lab` could not be brought up (`ft apply` ended with 1)"
@@ -111,7 +111,7 @@ def test_a_port_that_is_taken_after_the_reboot_is_named_and_fails_the_service(la
 
 def test_a_name_that_was_never_applied_is_wrong_usage(lab: Lab, start: StartService) -> None:
     service = start("other")
-    assert service.wait(15) == 2
+    assert service.wait(60) == 2
     assert service.stdout.read() == f"nothing was ever applied as `other` in {lab.state}\n"  # type: ignore[union-attr]
 
 

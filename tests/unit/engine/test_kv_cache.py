@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-import psutil
+import mmap
+import struct
+
+import numpy as np
 import pytest
 import torch
 from transformers.cache_utils import DynamicCache
@@ -30,14 +33,14 @@ def read(pool: KvPool, start: int, count: int) -> list[float]:
     return [float(one) for one in pool.stores[0][0][start : start + count, 0, 0]]
 
 
-def read_resident_bytes(places: list[int]) -> list[int]:
-    """Resident bytes of each mapping of this process that holds one of the addresses."""
-    found = []
-    for mapping in psutil.Process().memory_maps(grouped=False):
-        first, last = (int(part, 16) for part in mapping.addr.split("-"))
-        if any(first <= place < last for place in places):
-            found.append(mapping.rss)
-    return found
+def count_allocated_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of whole pages of `tensor` that the kernel has given memory (or swap) to."""
+    page = mmap.PAGESIZE
+    first, last = -(-tensor.data_ptr() // page), (tensor.data_ptr() + tensor.nbytes) // page
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(8 * first)
+        entries = struct.unpack(f"={last - first}Q", file.read(8 * (last - first)))
+    return page * sum(entry >> 62 != 0 for entry in entries)
 
 
 @pytest.mark.parametrize(("family", "bytes_per_token", "has_state"), [
@@ -53,10 +56,11 @@ def test_bytes_per_token_are_those_of_the_layers_with_keys_and_values(
 
 
 def test_the_store_is_really_allocated_when_it_is_made() -> None:
-    # Of its own mappings, since the rest of the process may shrink meanwhile.
     pool = make_pool(tokens=1 << 17)
-    places = [store.data_ptr() for pair in pool.stores.values() for store in pair]
-    assert sum(read_resident_bytes(places)) >= 0.9 * pool.bytes
+    allocated = sum(count_allocated_bytes(store) for pair in pool.stores.values() for store in pair)
+    assert allocated >= 0.99 * pool.bytes
+    promised = torch.from_numpy(np.zeros(16 << 20, dtype=np.uint8))
+    assert count_allocated_bytes(promised) == 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe"])
