@@ -52,7 +52,9 @@ def _render(overview: Overview, console: Console) -> None:
 def _render_deployment(view: DeploymentView, console: Console) -> None:
     forced = ", forced against the planner" if view.is_forced else ""
     elsewhere = "" if view.is_here else f" (of {view.state_dir})"
-    click.echo(f"{view.name}: {view.condition}{forced}{elsewhere}" + (f": {view.words}" if view.words else ""))
+    # `stopped: stopped on request` says it twice.
+    words = view.words.removeprefix(f"{view.condition} ")
+    click.echo(f"{view.name}: {view.condition}{forced}{elsewhere}" + (f": {words}" if words else ""))
     if view.url is not None:
         click.echo(f"  {view.model} with {view.engine} at {view.url}")
         click.echo(f"  {_process_words(view)}")

@@ -21,7 +21,7 @@ from freetoken.deploy.tools import Progress, Step, Tools
 from freetoken.errors import FtError, UsageError
 from freetoken.supervisor import life, logs, register
 from freetoken.supervisor.files import format_now
-from freetoken.supervisor.health import probe_health
+from freetoken.supervisor.health import HealthLook, probe_health
 from freetoken.supervisor.launch import KeeperState, Launch, read_state
 from freetoken.supervisor.ports import PortHolder, can_bind, find_port_holder
 from freetoken.supervisor.process import (
@@ -160,7 +160,7 @@ def launch_run(run: Run) -> Run:
 
 def await_ready(run: Run, progress: Progress) -> KeeperState:
     """Waits until the keeper says that the engine answers. Raises StartFailure; the keeper holds the time limits."""
-    started, shown_s = time.monotonic(), 0.0
+    started, shown_s, what = time.monotonic(), 0.0, "starting"
     keeper: ProcessId | None = None
     while True:
         state = read_state(run.run_dir, fallback_dir=register.states_dir())
@@ -177,7 +177,10 @@ def await_ready(run: Run, progress: Progress) -> KeeperState:
         elapsed_s = time.monotonic() - started
         if elapsed_s - shown_s >= _PROGRESS_S:
             shown_s = elapsed_s
-            progress(_look(run, elapsed_s))
+            look = probe_health(run.launch.host, run.launch.port, run.launch.ready_path, timeout_s=1.0)
+            # An engine that imports or loads holds its interpreter for seconds: silence is no new phase.
+            what = _describe_phase(look) or what
+            progress(Step("load", f"{what} ({elapsed_s:.0f} s)", look.done_bytes, look.total_bytes, is_update=True))
         time.sleep(_POLL_S if elapsed_s > 2 else _POLL_S / 4)
 
 
@@ -207,8 +210,6 @@ def make_failure(run: Run, state: KeeperState) -> StartFailure:
     return StartFailure(kind, state.cause, exit_code=state.exit_code, log=log, run_dir=str(run.run_dir))
 
 
-def _look(run: Run, elapsed_s: float) -> Step:
-    look = probe_health(run.launch.host, run.launch.port, run.launch.ready_path, timeout_s=1.0)
-    what = _PHASE_WORDS.get(look.phase, look.phase) if look.status == "loading" and look.phase else "starting"
-    message = f"{what} ({elapsed_s:.0f} s)"
-    return Step("load", message, look.done_bytes, look.total_bytes, is_update=True)
+def _describe_phase(look: HealthLook) -> str:
+    """The phase in words; empty where the engine says none."""
+    return _PHASE_WORDS.get(look.phase, look.phase) if look.status == "loading" else ""

