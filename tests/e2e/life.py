@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,17 +27,12 @@ from freetoken.supervisor.files import read_events
 from freetoken.supervisor.launch import KeeperState, Launch, read_launch, read_state, write_launch
 from freetoken.supervisor.process import ProcessId, is_alive, read_stats
 from tests.fakes.fake_adapter import ENGINE, make_tools
+from tests.fakes.ports import find_free_port
 
 REPO = Path(__file__).resolve().parents[2]
 MARKER = "FT_LIFE_TEST"
 #: Generous: nothing waits this long but on a machine that many others use.
 WAIT_S = 90.0
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import httpx
 import pytest
 
 from freetoken.adapters.control import ControlClient, EngineUnreachableError
+from tests.fakes.ports import find_free_port
 from tests.fakes.stock_engine import generate_alone, make_model
 from tests.fakes.stock_text import make_codec
 
@@ -62,9 +62,7 @@ class Process:
 
 
 def start(folder: Path, log: Path, *arguments: str) -> Process:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     command = [
         sys.executable,
         "-m",
