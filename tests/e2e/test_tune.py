@@ -14,7 +14,7 @@ import pytest
 from freetoken.recipe.load import load_recipe
 
 REPO = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]
 
 
 class Lab:
@@ -27,7 +27,7 @@ class Lab:
             "OMP_NUM_THREADS": "2",
         }  # fmt: skip
 
-    def ft(self, *arguments, timeout_s=1200):
+    def ft(self, *arguments, timeout_s=1500):
         command = [sys.executable, "-m", "freetoken", *arguments]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, cwd=self.folder)
 
@@ -57,7 +57,9 @@ def wait_for(look, timeout_s):
 
 
 def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
-    done = lab.ft("tune", "demo.yaml", "--workload", "code-4k", "--budget", "3m", "--json")
+    # Three minutes are enough on a machine of one's own; what others take of it is added.
+    budget = "3m" if os.getloadavg()[0] < (os.cpu_count() or 1) else "10m"
+    done = lab.ft("tune", "demo.yaml", "--workload", "code-4k", "--budget", budget, "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["best_figures"]["decode_tps"] > 0
@@ -76,9 +78,9 @@ def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
 
 
 def test_killed_in_mid_trial_it_resumes_with_that_trial_lost_alone(lab):
-    arguments = ("tune", "demo.yaml", "--workload", "code-4k", "--budget", "5m", "--trials", "3")
+    arguments = ("tune", "demo.yaml", "--workload", "code-4k", "--budget", "10m", "--trials", "3")
     process = lab.start(*arguments)
-    wait_for(lambda: "trial 1: " in lab.said() and "\n" in lab.said().split("trial 1: ")[1], 400)
+    wait_for(lambda: "trial 1: " in lab.said() and "\n" in lab.said().split("trial 1: ")[1], 700)
     process.send_signal(signal.SIGKILL)
     process.wait()
     status = json.loads(lab.ft("tune", "--status", "--json").stdout)
