@@ -11,12 +11,17 @@ import signal
 import sys
 from typing import Any
 
+from freetoken.cli.later import import_later
 from freetoken.cli.main import main
-from freetoken.deploy import apply, overview
-from tests.fakes.fake_adapter import make_tools
 
 
 def install() -> None:
+    # As `ft` itself starts, which matters where eight of them start at once.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    import_later()
+    from freetoken.deploy import apply, overview
+    from tests.fakes.fake_adapter import make_tools
+
     tools = make_tools(**({"log": os.environ["FT_FAKE_LOG"]} if "FT_FAKE_LOG" in os.environ else {}))
     apply.apply_recipe = functools.partial(_apply, apply.apply_recipe, tools)  # type: ignore[assignment]
     overview.read_overview = functools.partial(overview.read_overview, tools=tools)
