@@ -63,7 +63,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     "--soak", "soak_s", type=Duration(), default=0.0, metavar="TIME", help="Run the winner so long at the end."
 )
 @click.option(
-    "--repeats", type=click.IntRange(1, 100), default=2, show_default=True, help="Rounds of each measurement."
+    "--repeats", type=click.IntRange(1, 100), help="Rounds of each measurement; else 2, or 1 in under 10 minutes."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Which text the prompts are made of.")
 @click.option("--dry-run", is_flag=True, help="Show what would be searched; start nothing.")
@@ -72,7 +72,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def command(
     recipe: str | None, sets: tuple[str, ...], workload: str | None, budget_s: float | None, trials: int | None,
     starts: int | None, objectives: tuple[str, ...], resume: bool, detach: bool, is_status: bool, storage: str | None,
-    soak_s: float, repeats: int, seed: int, dry_run: bool, detached_log: str | None, as_json: bool,
+    soak_s: float, repeats: int | None, seed: int, dry_run: bool, detached_log: str | None, as_json: bool,
 ) -> int | None:  # fmt: skip
     """Find the fastest setting that really fits this machine, and prove it.
 

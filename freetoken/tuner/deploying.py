@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _SLOT_STRATEGIES = ("offload", "hybrid")
 _MEMORY_KINDS = ("vram_oom", "ram_oom", "plan_floor", "kv_floor", "pin_refused", "killed")
+#: Relative error that is assumed of a figure that rests on one request.
+LONE_NOISE = 0.03
 #: Findings of the bench that speak of the engine's answers, not of the machine around it.
 _GARBAGE = ("token_count", "repetition")
 
@@ -164,7 +166,9 @@ def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = No
     decode, ttft, turn = result.mean("decode_tps"), result.mean("ttft_ms"), result.mean("turn_time_s")
     if not decode or not ttft or not turn:
         return Outcome(kind="garbage", words="no token rate could be measured: too few tokens came", run_id=run_id)
-    spread = result.metrics["turn_time_s"].half_width_ratio / 1.96
+    times = result.metrics["turn_time_s"]
+    # One request has no interval of its own.
+    spread = times.half_width_ratio / 1.96 if times.n > 1 else LONE_NOISE
     peak = result.mean("vram_peak_bytes" if is_on_gpu else "ram_peak_bytes")
     measurement = Measurement(
         decode_tps=decode,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 #: Share of the budget that is kept for the confirmation.
 CONFIRM_SHARE = 0.25
+SHORT_BUDGET_S = 600.0
 _BROKEN = ("crash", "hang", "garbage")
 
 
@@ -95,7 +96,7 @@ class Options:
     is_resuming: bool = False
     storage: str | None = None
     soak_s: float = 0.0
-    repeats: int = 2
+    repeats: int | None = None
     seed: int = 0
     log: str | None = None
 
@@ -187,7 +188,7 @@ class Session:
         earlier = read_status(self.study) if self.options.is_resuming else None
         name = f"{recipe.name[:70]}-tune"
         launcher = DeployLauncher(
-            self.loaded, site, name, find_free_port("127.0.0.1", 2), repeats=self.options.repeats,
+            self.loaded, site, name, find_free_port("127.0.0.1", 2), repeats=self._repeats(),
             seed=self.options.seed, log=lambda text: self.say("engine", text),
         )  # fmt: skip
         launcher.stop()  # what a killed tuner left behind
@@ -204,6 +205,10 @@ class Session:
             result = self._finish(site, launcher, search, end)
         self._keep_status(state="done", message=end.reason)
         return result
+
+    def _repeats(self) -> int:
+        """Rounds of a measurement: two, or one where the budget would not hold many of them."""
+        return self.options.repeats or (1 if self.budget_s < SHORT_BUDGET_S else 2)
 
     def _make_search(self, site: PlannedSite, launcher: DeployLauncher, used_s: float) -> Search:
         paths.state_dir().mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["best_figures"]["decode_tps"] > 0
-    assert result["starts"] >= 2
+    assert result["trials"] >= 2
     assert result["confirmation"] is None or result["confirmation"]["verdict"] != "unfinished"
     tuned = load_recipe(result["tuned_recipe"])
     assert tuned.path == lab.folder / "demo.tuned.yaml"
