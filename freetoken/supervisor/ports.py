@@ -79,12 +79,16 @@ def _listening_inodes(port: int) -> set[str]:
 
 
 def _socket_inodes(pid: int) -> set[str]:
-    found = set()
+    found: set[str] = set()
     try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            target = os.readlink(entry.path)
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        pass
+        return found
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue  # closed since: the others still count
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
     return found
