@@ -22,6 +22,7 @@ def main() -> None:
     """Runs what is asked for and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machines", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first machine")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--starts", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -30,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     methods = tuple(options.methods.split(","))
     cases = [
-        Case(machine, seed, options.starts, methods)
+        Case(options.first + machine, seed, options.starts, methods)
         for seed, machine in itertools.product(range(options.seeds), range(options.machines))
     ]
     began_s = time.monotonic()
@@ -38,7 +39,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for number, (case, found) in enumerate(zip(cases, pool.imap(run_case, cases), strict=True), 1):
             for method, trace in found.items():
-                traces[method][case.seed, case.machine] = trace
+                traces[method][case.seed, case.machine - options.first] = trace
             if number % options.machines == 0:
                 print(f"seed {case.seed}: {time.monotonic() - began_s:.0f} s", flush=True)
     report = make_report(traces, options.machines, options.seeds, options.starts)

@@ -29,7 +29,8 @@ def run(method: str, machine: Machine, best_s: float, seed: int, starts: int) ->
     site, launcher = SimulatedSite(machine), SimulatedLauncher(machine, seed)
     if method == "tuner":
         return Trace(tuple(_run_tuner(site, launcher, best_s, seed, starts)), launcher.crashes, launcher.starts)
-    tried = _run_baseline(method, site, launcher, seed, starts)
+    # A sequence of its own for each machine: with one for all, fifty machines would be one draw.
+    tried = _run_baseline(method, site, launcher, 1000 * seed + machine.seed, starts)
     shares, best, incumbent = [], math.inf, None
     measured: dict[tuple[Any, ...], list[float]] = {}
     for start in range(1, starts + 1):

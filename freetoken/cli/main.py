@@ -56,11 +56,16 @@ class LazyGroup(click.Group):
         """The command `cmd_name`, imported now; None where there is none."""
         if cmd_name not in COMMANDS:
             return None
+        import gc
         from importlib import import_module
 
         from freetoken.cli.later import import_later
 
         import_later()
+        # What is imported stays: looking through it again and again is 2 % of a short command. An engine keeps the
+        # collector's own pace, since tensors hang on its cycles.
+        if cmd_name != "serve":
+            gc.set_threshold(50_000, 20, 20)
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
