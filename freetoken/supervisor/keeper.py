@@ -37,7 +37,7 @@ from freetoken.supervisor.launch import (
 )
 from freetoken.supervisor.locks import FileLock
 from freetoken.supervisor.log_watch import LogWatch
-from freetoken.supervisor.ports import PortHolder, find_listener, find_port_holder, is_listening
+from freetoken.supervisor.ports import UNSEEN, PortHolder, find_listener, find_port_holder, is_listening
 from freetoken.supervisor.process import (
     RUN_MARKER,
     ProcessId,
@@ -274,7 +274,7 @@ class Keeper:
         members = find_members(self.launch.run_id, self.state.engine, reaper=os.getpid())
         if find_listener(self.launch.port, [one.pid for one in members]) is None and is_listening(self.launch.port):
             other = find_listener(self.launch.port)
-            who = f"process {other}" if other else "a process of another user"
+            who = f"process {other}" if other else UNSEEN
             return "foreign_port", f"port {self.launch.port} is answered by {who}, not by this engine"
         self._save(state="ready", cause="", ready_at=format_now())
         self._event("engine_ready", f"engine answers on port {self.launch.port}")

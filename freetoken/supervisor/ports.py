@@ -10,12 +10,15 @@ from pathlib import Path
 
 from freetoken.supervisor.process import read_stat
 
+#: What is said of a listener whose process /proc does not show.
+UNSEEN = "a process that cannot be seen from here (of another user or container)"
+
 _LISTEN = "0A"
 
 
 @dataclass(frozen=True)
 class PortHolder:
-    """Who listens on a port: pid and name where they can be seen, else None (another user's process)."""
+    """Who listens on a port: pid and name where they can be seen, else None (another user's or container's)."""
 
     port: int
     pid: int | None
@@ -24,7 +27,7 @@ class PortHolder:
     def describe(self) -> str:
         """`port 1919 is taken by python3 (process 42)`."""
         if self.pid is None:
-            return f"port {self.port} is taken by a process of another user"
+            return f"port {self.port} is taken by {UNSEEN}"
         return f"port {self.port} is taken by `{self.name}` (process {self.pid})"
 
 

@@ -15,6 +15,8 @@ from freetoken.supervisor.process import Activity
 
 #: Share of one core below which a process set is idle: answering `/health` costs a little as well.
 IDLE_CPU_RATIO = 0.03
+#: CPU time that is counted in the kernel's whole ticks (10 ms): two of them prove nothing about a short time.
+CPU_NOISE_S = 0.02
 #: Bytes a second below which its I/O is only the watch itself.
 IDLE_IO_BYTES_PER_S = 64 << 10
 #: Share of the time below which a GPU is idle; the driver rounds to whole percents.
@@ -52,7 +54,7 @@ class HangWatch:
             return True
         since_s, before = self._last
         elapsed_s = max(1e-3, now_s - since_s)
-        cpu_ratio = (activity.cpu_s - before.cpu_s) / elapsed_s
+        cpu_ratio = (activity.cpu_s - before.cpu_s - CPU_NOISE_S) / elapsed_s
         io_rate = (activity.io_bytes - before.io_bytes) / elapsed_s
         is_faulting = activity.major_faults - before.major_faults > elapsed_s
         return cpu_ratio > IDLE_CPU_RATIO or io_rate > IDLE_IO_BYTES_PER_S or is_faulting

@@ -20,12 +20,14 @@ from freetoken.supervisor.gpu import GpuGauge
 from freetoken.supervisor.health import HealthLook, Work, can_generate, read_requests, read_work
 from freetoken.supervisor.launch import EndKind, Launch
 from freetoken.supervisor.policy import Reaction
-from freetoken.supervisor.ports import find_listener, is_listening
+from freetoken.supervisor.ports import UNSEEN, find_listener, is_listening
 from freetoken.supervisor.process import ProcessId, find_members, read_activity, read_stat
 from freetoken.supervisor.watch import IDLE_CPU_RATIO, IDLE_GPU_RATIO, CpuMeter, DeadPortWatch, HangWatch, IdleWatch
 
 AlarmKind = Literal["engine_hung", "engine_idle", "port_dead", "request_too_large"]
 _SILENCE_POLL_S = 10.0
+#: Looks in a row at which a listener without a visible process is believed to be a stranger.
+_UNSEEN_LOOKS = 3
 #: A request that was too large is told as a standing problem for this long.
 REMEMBER_S = 3600.0
 _LOG_BYTES = 256 << 10
@@ -67,6 +69,7 @@ class Watchdog:
         self._hang, self._idle = HangWatch(launch.stall_timeout_s), IdleWatch()
         self._dead, self._cpu = DeadPortWatch(), CpuMeter()
         self._next_silence_s = self._next_look_s = 0.0
+        self._unseen_count = 0
         self._too_large: deque[tuple[float, str]] = deque()
         self._cursor: int | None = None
         self._log: logs.Follower | None = None
@@ -77,6 +80,7 @@ class Watchdog:
             watch.reset()
         self._cpu = CpuMeter()
         self._next_silence_s = self._next_look_s = 0.0
+        self._unseen_count = 0
         self._cursor, self._log = (0 if is_restart else None), None
         for kind in ("engine_hung", "engine_idle", "port_dead"):
             self.problems.pop(kind, None)
@@ -186,10 +190,15 @@ class Watchdog:
         port = self.launch.port
         members = find_members(self.launch.run_id, engine, reaper=os.getpid(), is_thorough=False)
         if not members or find_listener(port, [one.pid for one in members]) is not None or not is_listening(port):
+            self._unseen_count = 0
             return None
         other = find_listener(port)
-        stat = read_stat(other) if other is not None else None
-        return f"`{stat.name}` (process {other})" if stat else "a process of another user"
+        if stat := read_stat(other) if other is not None else None:
+            self._unseen_count = 0
+            return f"`{stat.name}` (process {other})"
+        # A socket that its process is closing is listed for a moment without an owner: the next look tells.
+        self._unseen_count += 1
+        return UNSEEN if self._unseen_count >= _UNSEEN_LOOKS else None
 
     # -- requests ---------------------------------------------------------------------------------------------
 

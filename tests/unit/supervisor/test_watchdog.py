@@ -13,7 +13,8 @@ from freetoken.supervisor.gpu import GpuGauge
 from freetoken.supervisor.health import HealthLook, Work
 from freetoken.supervisor.launch import Launch
 from freetoken.supervisor.policy import KeeperPolicy
-from freetoken.supervisor.process import Activity
+from freetoken.supervisor.ports import UNSEEN
+from freetoken.supervisor.process import Activity, ProcessId
 from freetoken.supervisor.watch import CpuMeter, DeadPortWatch, IdleWatch
 from freetoken.supervisor.watchdog import Alarm, Watchdog
 
@@ -191,3 +192,16 @@ class FakeDriver:
     def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
         rates._obj.gpu, rates._obj.memory = 37, 12
         return 0 if handle.value == 1 else 6
+
+
+def test_a_listener_without_a_visible_process_is_believed_at_the_third_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    holders: list[int | None] = [None, None, 1, None, None, None]
+    monkeypatch.setattr(module, "find_members", lambda *_, **__: (ProcessId("boot", 7, 1),))
+    monkeypatch.setattr(module, "is_listening", lambda _: True)
+    monkeypatch.setattr(module, "find_listener", lambda _, pids=None: None if pids else holders.pop(0))
+    dog = Watchdog(LAUNCH, Path())
+    found = [dog._find_stranger(None) for _ in range(6)]
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2].endswith("(process 1)")
+    assert found[3:] == [None, None, UNSEEN]
