@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -68,6 +69,8 @@ class Lab:
         self.folder = folder
         self.state = folder / "state"
         self.port = find_free_port()
+        # Found by its mark among all processes of the machine, so no other test may have it.
+        self.run_id = f"20310504-093000-000-{secrets.token_hex(3)}"
         self.steps: list[Step] = []
 
     def write_recipe(self, name: str = "lab", *, port: int | None = None, engine: str = "", **settings: Any) -> Path:
@@ -144,7 +147,7 @@ class Lab:
     # -- a keeper alone, without the apply loop
 
     def write_launch(self, *flags: str, is_proven: bool = True, **changes: Any) -> Path:
-        run_dir = self.state / "runs" / "20310504-093000-000-abcdef"
+        run_dir = self.state / "runs" / self.run_id
         run_dir.mkdir(parents=True, exist_ok=True)
         argv = (sys.executable, str(ENGINE), "--port", str(self.port), *flags)
         values: dict[str, Any] = {
