@@ -12,6 +12,7 @@ planned VRAM go away after the plan was made; `stop` ends it and looks whether a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -216,7 +217,7 @@ def _times(run_dir: str | None) -> dict[str, float]:
         at[event["kind"]] = datetime.fromisoformat(event["at"]).timestamp()
     names = ("intended", "engine_started", "engine_ready", "proven")
     found = [(name, at[name]) for name in names if name in at]
-    return {f"{a}_to_{b}": round(later - first, 3) for (a, first), (b, later) in zip(found, found[1:], strict=False)}
+    return {f"{a}_to_{b}": round(later - first, 3) for (a, first), (b, later) in itertools.pairwise(found)}
 
 
 def main() -> int:
