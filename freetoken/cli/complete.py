@@ -29,6 +29,17 @@ def complete_workload(ctx: click.Context, param: click.Parameter, incomplete: st
     return _stems("workloads", incomplete)
 
 
+def complete_study(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Studies of this state folder, and the recipes that they are of."""
+    # By their status files alone: opening a storage takes a second.
+    from freetoken import paths
+    from freetoken.supervisor.files import read_json
+
+    files = sorted((paths.state_dir() / "tune").glob("[!.]*.json"))
+    names = {path.stem for path in files} | {str((read_json(path) or {}).get("recipe", "")) for path in files}
+    return sorted(name for name in names if name and name.startswith(incomplete))
+
+
 def complete_engine(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Engines that can be driven."""
     from freetoken.adapters import ADAPTERS

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "workload": ("freetoken.cli.workload:command", "List, show and record workloads: what is asked of the server."),
     "tune": ("freetoken.cli.tune:command", "Find the fastest setting that really fits this machine, with proof."),
     "results": ("freetoken.cli.results:command", "Show what was measured on this machine."),
+    "report": ("freetoken.cli.report:command", "Write a study of `ft tune` as one HTML file with plots."),
     "export": ("freetoken.cli.export:command", "Write a recipe, its lock and evidence into one file for others."),
     "import": ("freetoken.cli.import_:command", "Judge a recipe from elsewhere, and plan it for this machine."),
     "push": ("freetoken.cli.push:command", "Put a recipe's bundle into a registry: a hub, a git repository, a folder."),

@@ -204,10 +204,33 @@ def _render(result: TuneResult, console: Console) -> None:
         click.echo(f"  proof      {result.confirmation.describe()}")
     if result.soak:
         click.echo(f"  soak       {result.soak}")
-    for one in result.front:
-        click.echo("  front      " + ", ".join(f"{key} {value}" for key, value in one.items()))
+    _render_front(result, console)
     click.echo(f"  written    {result.tuned_recipe}")
-    click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft results --recipe {result.recipe}`")
+    click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft report {result.study}`")
+
+
+def _render_front(result: TuneResult, console: Console) -> None:
+    """The front of two objectives, by the first one; of the settings those that differ along it."""
+    if len(result.objectives) < 2:
+        return
+    if not result.front:
+        click.echo("  front      empty: every setting misses a hard limit")
+        return
+    from freetoken.tuner.objectives import OBJECTIVES
+
+    points = [one["point"] for one in result.front]
+    names = list(dict.fromkeys(name for point in points for name in point))
+    varied = [name for name in names if len({repr(point.get(name)) for point in points}) > 1]
+    headings = [f"{name} {OBJECTIVES[name].unit}" for name in result.objectives] + varied
+    rows = [
+        [
+            *(format_significant(one[name]) for name in result.objectives),
+            *(str(one["point"].get(k, "")) for k in varied),
+        ]
+        for one in result.front
+    ]
+    title = f"front of {' and '.join(result.objectives)}: nothing that was tried is better in both"
+    print_table(console, headings, rows, align=["right"] * len(headings), title=title)
 
 
 def _render_preview(preview: TunePreview, console: Console) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freetoken.tuner.objectives import Limit, Objective
 from freetoken.tuner.values import INFEASIBLE, Observation, Outcome, Stage
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 MEMORY = "memory_bytes"
 OUTCOME, STAGE, START, REASON = "outcome", "stage", "start", "reason"
 PREDICTED, HOST = "predicted_cost", "host"
+#: Who has the trial in hand: the machine (a digest of boot and register, told apart and no more) and its process.
+MACHINE, PROCESS = "machine", "process"
+PLANNED = "planned"
+
+
+class Planned(NamedTuple):
+    """What the plan said of a trial's point. Bytes are those of the memory that decides."""
+
+    peak_bytes: int
+    #: What may be used, headroom left out.
+    limit_bytes: int
+    #: Expert slots that the point really has; 0 where its strategy has none.
+    slots: int = 0
+    strategy: str | None = None
 
 
 def read_history(study: Study) -> list[Observation]:
@@ -48,9 +62,23 @@ def read_trial(trial: FrozenTrial) -> Observation | None:
     )
 
 
-def mark(trial: Trial, *, stage: Stage, reason: str, start: int, predicted_cost: float | None) -> None:
-    """Writes beside a trial why it is tried, before anything starts."""
-    values = {STAGE: stage, REASON: reason, START: start, PREDICTED: predicted_cost, HOST: platform.node()}
+def read_planned(trial: FrozenTrial) -> Planned | None:
+    """What the plan said; None where nobody wrote it down."""
+    try:
+        return Planned(**trial.user_attrs[PLANNED])
+    except (KeyError, TypeError):
+        return None
+
+
+def mark(
+    trial: Trial, *, stage: Stage, reason: str, start: int, predicted_cost: float | None,
+    planned: Planned | None = None, owner: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Writes beside a trial why it is tried, what the plan says of it and who has it, before anything starts."""
+    values: dict[str, Any] = {**(owner or {})}
+    values |= {STAGE: stage, REASON: reason, START: start, PREDICTED: predicted_cost, HOST: platform.node()}
+    if planned is not None:
+        values[PLANNED] = planned._asdict()
     for key, value in values.items():
         trial.set_user_attr(key, value)
 

@@ -5,7 +5,8 @@ Inside the tuner everything is a cost (smaller is better); a study shows the fig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from freetoken.errors import UsageError
@@ -101,10 +102,22 @@ def pareto_front(
     observations: Sequence[Observation], objectives: Sequence[Objective], limits: Sequence[Limit] = ()
 ) -> tuple[Observation, ...]:
     """Observations that no other one beats in every objective, limits kept, ordered by the first objective."""
-    scored = [(costs, one) for one in observations if (costs := _costs(one, objectives, limits)) is not None]
-    front = [(costs, one) for costs, one in scored if not any(_dominates(other, costs) for other, _ in scored)]
-    unique = dict(reversed(front))
-    return tuple(one for _, one in sorted(unique.items(), key=lambda pair: pair[0]))
+    costs = {
+        index: cost for index, one in enumerate(observations) if (cost := _costs(one, objectives, limits)) is not None
+    }
+    return tuple(observations[index] for index in find_front(costs))
+
+
+def find_front(costs: Mapping[int, tuple[float, ...]]) -> list[int]:
+    """Keys whose costs (one or two each) no others beat, ordered by the first; of equal costs the first key alone."""
+    front: list[int] = []
+    least = math.inf
+    for cost, key in sorted((cost, key) for key, cost in costs.items()):
+        # In this order whoever comes later is no better in the first cost, so it must be better in the last.
+        if cost[-1] < least:
+            front.append(key)
+            least = cost[-1]
+    return front
 
 
 def _costs(
@@ -115,7 +128,3 @@ def _costs(
         return None
     costs = [one.cost(measurement) for one in objectives]
     return None if any(one is None for one in costs) else tuple(one for one in costs if one is not None)
-
-
-def _dominates(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
-    return left != right and all(a <= b for a, b in zip(left, right, strict=True))

@@ -28,11 +28,14 @@ from freetoken.supervisor import register
 from freetoken.supervisor.locks import read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.deploying import DeployLauncher
+from freetoken.tuner.facts import make_facts
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
+from freetoken.tuner.record import StudyResult, is_ended, write_facts, write_result
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
-from freetoken.tuner.study import Budget, Progress, Search, SearchEnd, open_storage
+from freetoken.tuner.storage import open_storage
+from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
 from freetoken.tuner.values import Observation, Point, TunerModel
 
 if TYPE_CHECKING:
@@ -118,6 +121,7 @@ class Session:
         self.limits = make_limits(recipe.good_enough)
         self.budget_s = self.options.budget_s or recipe.tune.budget
         self.warnings: list[str] = []
+        self._starts: set[int] = set()
         self.began_s = time.monotonic()
 
     # -- preparing --------------------------------------------------------------------------------------------
@@ -212,19 +216,31 @@ class Session:
 
     def _make_search(self, site: PlannedSite, launcher: DeployLauncher, used_s: float) -> Search:
         paths.state_dir().mkdir(parents=True, exist_ok=True)
-        storage = open_storage(self.options.storage or f"sqlite:///{paths.studies_path()}")
+        is_shared = self.options.storage is not None
+        storage = open_storage(self.options.storage or f"sqlite:///{paths.studies_path()}", is_shared=is_shared)
         left_s = max(0.0, self.budget_s - used_s) if self.options.is_resuming else self.budget_s
-        name = (find_resumable if self.options.is_resuming else _fresh_name)(self.study, storage)
+        name = self._choose_study(storage, is_shared=is_shared)
         budget = Budget(
             seconds=left_s, trials=self.options.trials or self.loaded.recipe.tune.trials, starts=self.options.starts,
             reserve_s=CONFIRM_SHARE * left_s,
         )  # fmt: skip
         forecast = site.forecast(site.planned_point())
-        return Search(
+        search = Search(
             site, launcher, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
             say=self._show, on_trial=lambda one: self._record(site, launcher, one),
-            seeds=self.find_seeds(forecast.slot_bytes if forecast is not None else 0),
+            seeds=self.find_seeds(forecast.slot_bytes if forecast is not None else 0), is_shared=is_shared,
         )  # fmt: skip
+        write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
+        return search
+
+    def _choose_study(self, storage: BaseStorage, *, is_shared: bool) -> str:
+        """The study to resume; in a shared storage the one that others are at work on; else a new one."""
+        if self.options.is_resuming:
+            return find_resumable(self.study, storage)
+        if is_shared and (found := find_open(self.study, storage)) is not None:
+            self.say("join", f"study `{found}` of this storage, which nobody has ended yet")
+            return found
+        return _fresh_name(self.study, storage)
 
     @contextlib.contextmanager
     def _giving_back(self, launcher: DeployLauncher) -> Iterator[None]:
@@ -291,7 +307,9 @@ class Session:
         figures = result.best_figures
         written = self._write_recipe(site, winner, result, soak)
         self._record_winner(site, launcher, winner, figures)
-        return result.model_copy(update={"tuned_recipe": written, "soak": soak, "warnings": tuple(self.warnings)})
+        result = result.model_copy(update={"tuned_recipe": written, "soak": soak, "warnings": tuple(self.warnings)})
+        write_result(search.study, StudyResult.of(result))
+        return result
 
     def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point | None, str]:
         """The engine's default; where it did not start, the planner's safe plan, or the first point that worked."""
@@ -328,7 +346,10 @@ class Session:
         measurement = same[-1].measurement if same else None
         figures = measurement.model_dump(exclude_none=True) if measurement is not None else {}
         front = tuple(
-            {"point": one.point, **{o.name: o.read(one.measurement) for o in self.objectives if one.measurement}}
+            {
+                "point": canonical(one.point),
+                **{each.name: each.read(one.measurement) for each in self.objectives if one.measurement},
+            }
             for one in end.front
         ) if len(self.objectives) > 1 else ()  # fmt: skip
         return TuneResult(
@@ -386,7 +407,10 @@ class Session:
         figures = one.measurement.model_dump(exclude_none=True) if one.measurement is not None else None
         if figures is not None:
             self._put_row(site, "trial", launcher.settings_now(), figures, one.outcome.run_id)
-        self._keep_status(trials=one.number + 1, starts=max(self.status.starts, one.start))
+        self._starts |= {one.start} - {0}
+        # In a study of one's own starts are counted over all processes that worked on it; in a shared one they are not.
+        starts = max(self.status.starts, one.start) if self.options.storage is None else len(self._starts)
+        self._keep_status(trials=one.number + 1, starts=starts)
 
     def _record_winner(
         self, site: PlannedSite, launcher: DeployLauncher, winner: Point, figures: dict[str, float]
@@ -463,6 +487,16 @@ def find_resumable(name: str, storage: BaseStorage) -> str:
     if not known:
         raise UsageError(f"no study `{name}` to resume", hint="leave out `--resume`")
     return max(known, key=lambda one: int(one.rpartition(".")[2]) if one != name else 1)
+
+
+def find_open(name: str, storage: BaseStorage) -> str | None:
+    """The newest study of this name where no process has ended its search yet; None without one."""
+    try:
+        newest = find_resumable(name, storage)
+    except UsageError:
+        return None
+    attributes = storage.get_study_user_attrs(storage.get_study_id_from_name(newest))
+    return None if is_ended(attributes) else newest
 
 
 def choose_workload(loaded: LoadedRecipe, name: str | None) -> LoadedRecipe:

@@ -7,26 +7,27 @@ knobs are turned inside it.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from freetoken.errors import UsageError
+from freetoken.errors import FtError
 from freetoken.tuner import history as trials
+from freetoken.tuner import sharing
 from freetoken.tuner.launching import Launcher
 from freetoken.tuner.method import Method, distinct_starts
 from freetoken.tuner.objectives import Limit, Objective, missed_limits, pareto_front
 from freetoken.tuner.sampler import ModelSampler
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import should_stop
+from freetoken.tuner.storage import open_storage as open_storage
 from freetoken.tuner.values import Observation, Outcome, Point
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import Study
-    from optuna.trial import Trial
+    from optuna.trial import Trial, TrialState
 
 #: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
 RETRIES = 1
@@ -87,6 +88,8 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     #: What ends a search before its budget; None leaves that to the budget alone.
     stop_rule: Callable[..., str | None] | None = should_stop
+    #: Other machines, equal to this one, may be at work on the study at the same time.
+    is_shared: bool = False
     #: Points that somebody found on another machine: a new study tries them first, slots cut to what fits here.
     seeds: Sequence[Point] = ()
     #: Told after every trial, e.g. to keep rows in the store.
@@ -96,7 +99,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.method = Method(self.site, self.objectives, self.limits, can_resize=self.launcher.can_resize)
-        self.sampler = ModelSampler(self.method, seed=self.seed)
+        self.sampler = (sharing.SharingSampler if self.is_shared else ModelSampler)(self.method, seed=self.seed)
         self.study = open_study(self.name, self.storage, self.objectives, self.sampler)
         self.began_s = self.clock()
         if self.seeds and not self.study.get_trials(deepcopy=False):
@@ -106,14 +109,23 @@ class Search:
 
     def run(self) -> SearchEnd:
         """Tries points until a budget or the stopping rule ends it. Ctrl-C keeps what is known and passes on."""
-        requeued = recover_stale(self.study)
+        try:
+            reason = self._run()
+        except Exception as error:
+            if (told := _storage_failure(error)) is not None:
+                raise told from error
+            raise
+        best = self._best()
+        self.say(Progress("stop", reason, best_figure=best, left_s=self.left_s()))
+        return self.end(reason)
+
+    def _run(self) -> str:
+        requeued = recover_stale(self.study, is_shared=self.is_shared)
         if requeued:
             self.say(Progress("resume", f"{requeued} trial(s) of a process that is gone will be tried again"))
         while (reason := self._why_stop()) is None:
             self.step()
-        best = self._best()
-        self.say(Progress("stop", reason, best_figure=best, left_s=self.left_s()))
-        return self.end(reason)
+        return reason
 
     def end(self, reason: str) -> SearchEnd:
         """What is known now."""
@@ -131,18 +143,21 @@ class Search:
 
     def step(self) -> Observation:
         """One trial, from the question to the told answer."""
-        self.sampler.running_start = self._running_start
-        trial = self.study.ask(self.site.space.distributions())
+        trial = self._ask()
         point = dict(trial.params)
         # What the sampler wrote stands in the storage; the trial at hand was made before.
         said = self.study._storage.get_trial(trial._trial_id).user_attrs
         stage, reason = str(said.get(trials.STAGE, "search")), str(said.get(trials.REASON, ""))
-        start = self._start_for(point)
-        trials.mark(trial, stage=stage, reason=reason, start=start, predicted_cost=said.get(trials.PREDICTED))
+        start = self._start_for(point, trial.number)
+        trials.mark(
+            trial, stage=stage, reason=reason, start=start, predicted_cost=said.get(trials.PREDICTED),
+            planned=self._planned(point), owner=sharing.make_owner(),
+        )  # fmt: skip
         self.say(Progress("trial", reason, trial.number, stage, point, self._best(), self.left_s(), start))
         began_s = self.clock()
         try:
-            outcome = self.evaluate(point, start)
+            with sharing.beating(self.study._storage, trial._trial_id):
+                outcome = self.evaluate(point, start)
         except BaseException:
             self._abandon(trial)
             raise
@@ -180,6 +195,23 @@ class Search:
                 tried.append(point)
                 self.study.enqueue_trial(point, user_attrs=words)
 
+    def _ask(self) -> Trial:
+        """A new trial; in a shared study one that no other process has in hand."""
+        for attempt in range(sharing.MOST_YIELDS + 1):
+            self.sampler.running_start = self._running_start
+            trial = self.study.ask(self.site.space.distributions())
+            if not self.is_shared or attempt == sharing.MOST_YIELDS or self._is_enqueued(trial):
+                break
+            rival = sharing.find_rival(self.study, trial.number, self.method)
+            if rival is None:
+                break
+            trial.set_user_attr(trials.REASON, f"gave way to trial {rival} of another machine")
+            self.study._storage.set_trial_state_values(trial._trial_id, state=_fail_state())
+        return trial
+
+    def _is_enqueued(self, trial: Trial) -> bool:
+        return "fixed_params" in self.study._storage.get_trial(trial._trial_id).system_attrs
+
     # -- parts ------------------------------------------------------------------------------------------------
 
     def _refusal(self, point: Point) -> Outcome | None:
@@ -202,17 +234,37 @@ class Search:
     def _key(self, point: Point) -> tuple[object, ...]:
         return self.site.space.start_key(self.site.space.canonical(point))
 
-    def _start_for(self, point: Point) -> int:
-        """The start a point belongs to: the running one, a new one, or 0 for what is refused."""
+    def _planned(self, point: Point) -> trials.Planned | None:
+        forecast = self.site.forecast(point)
+        if forecast is None:
+            return None
+        slots = self.method.slots_of(point, forecast)
+        return trials.Planned(forecast.peak_at(slots), forecast.limit_bytes, slots, forecast.settings.strategy)
+
+    def _start_for(self, point: Point, number: int) -> int:
+        """The start a point belongs to: the running one, a new one, or 0 for what is refused.
+
+        Starts are counted, but in a shared study: two machines would count to the same number, so that of the trial
+        is taken.
+        """
         if self._refusal(point) is not None:
             return 0
         if self._running_start and self._key(point) == self._running_key:
             return self._running_start
+        if self.is_shared:
+            return number + 1
         used = [one.user_attrs.get(trials.START, 0) for one in self.study.get_trials(deepcopy=False)]
         return max(used, default=0) + 1
 
     def _keep(self, trial: Trial, outcome: Outcome) -> Observation:
-        trials.tell(self.study, trial, outcome, self.objectives, self.limits)
+        try:
+            trials.tell(self.study, trial, outcome, self.objectives, self.limits)
+        except RuntimeError:
+            if not self.study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+                raise
+            # Another machine heard nothing of this one for so long that it gave the trial up.
+            self.say(Progress("lost", "another machine gave this trial up; its figures do not count", trial.number))
+            return Observation(number=trial.number, point=dict(trial.params), outcome=Outcome(kind="stopped"))
         found = trials.read_trial(self.study.get_trials(deepcopy=False)[trial.number])
         assert found is not None
         retries = trial.user_attrs.get("retries", 0)
@@ -281,33 +333,24 @@ def open_study(
     )
 
 
-def recover_stale(study: Study) -> int:
-    """Fails the trials that a dead process left RUNNING and enqueues them again; how many there were.
+def recover_stale(study: Study, *, is_shared: bool = False) -> int:
+    """Fails the trials that a dead process left RUNNING and enqueues them again; how many there were."""
+    stale = sharing.find_stale(study, is_shared=is_shared)
+    for number in stale:
+        fail_and_requeue(study, number)
+    return len(stale)
 
-    The caller holds the machine's lock on the device, so nobody else of this machine is at work. In a storage that
-    several machines share, the heartbeat tells whose process still lives.
-    """
+
+def _fail_state() -> TrialState:
     from optuna.trial import TrialState
 
-    stale = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    own = [one for one in stale if _is_ours(one.user_attrs.get(trials.HOST))]
-    for one in own:
-        fail_and_requeue(study, one.number)
-    return len(own)
-
-
-def _is_ours(host: str | None) -> bool:
-    import platform
-
-    return host is None or host == platform.node()
+    return TrialState.FAIL
 
 
 def fail_and_requeue(study: Study, number: int) -> None:
     """Fails a trial that lost its process and enqueues its point, if it had one, once more."""
-    from optuna.trial import TrialState
-
     trial = study.get_trials(deepcopy=False)[number]
-    study._storage.set_trial_state_values(trial._trial_id, state=TrialState.FAIL)
+    study._storage.set_trial_state_values(trial._trial_id, state=_fail_state())
     times = trial.user_attrs.get("resumed", 0)
     if trial.params and times < 2:
         attributes = {trials.STAGE: trial.user_attrs.get(trials.STAGE, "search"), "resumed": times + 1,
@@ -315,14 +358,14 @@ def fail_and_requeue(study: Study, number: int) -> None:
         study.enqueue_trial(dict(trial.params), user_attrs=attributes)
 
 
-def open_storage(url: str) -> BaseStorage:
-    """Any Optuna storage by its URL. Raises UsageError where it cannot be opened."""
-    import optuna
+def _storage_failure(error: Exception) -> FtError | None:
+    """What a storage that went away in mid-study means; None for any other error."""
+    from optuna.exceptions import StorageInternalError
 
-    # Other processes of this machine write to the same file; a minute is longer than any of them holds it.
-    options = {"connect_args": {"timeout": 60.0}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
-    except Exception as error:  # SQLAlchemy's and the drivers' own families, which are not imported here
-        shown = re.sub(r"//([^:@/]+):[^@/]*@", r"//\1:***@", url)
-        raise UsageError(f"the storage `{shown}` cannot be opened: {str(error).splitlines()[0]}") from error
+    if not isinstance(error, StorageInternalError):
+        return None
+    cause = error.__cause__ or error
+    return FtError(
+        f"the storage cannot be used any more: {str(cause).splitlines()[0]}",
+        hint="`--resume` goes on with what was kept",
+    )

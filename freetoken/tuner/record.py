@@ -1,0 +1,401 @@
+"""A study as a value: what is written beside it, and all that a report needs of it, read back from any storage.
+
+A study carries its facts (recipe, machine class, objectives, knobs) and, once a process has ended its search, that
+process's result. Several processes of equal machines may share a study, so there may be several results. Nothing
+here measures or judges anew; what a trial lacks (an older tool, a killed process) stays None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from freetoken.errors import UsageError
+from freetoken.supervisor.files import format_now
+from freetoken.supervisor.process import identify_self
+from freetoken.tuner import history
+from freetoken.tuner.confirm import Confirmation
+from freetoken.tuner.importance import Importance, rank_knobs
+from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, find_front, missed_limits, penalised_cost
+from freetoken.tuner.space import Parameter, Space
+from freetoken.tuner.values import Measurement, Observation, Point, TunerModel
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+    from freetoken.tuner.session import TuneResult
+
+FACTS, RESULT = "facts", "result."
+#: What is drawn against each other where a study has one objective: both matter to whoever sits before it.
+TRADE_OFF = ("ttft", "decode_tps")
+State = Literal["measured", "refused", "crash", "hang", "garbage", "invalid", "stopped", "lost", "running", "waiting"]
+
+
+class LimitFacts(NamedTuple):
+    """A hard limit as it was asked for."""
+
+    name: str
+    bound: float
+    is_upper: bool
+
+
+class StudyFacts(TunerModel):
+    """What a study is about, in words and numbers that name no person, path or host."""
+
+    recipe: str
+    #: What follows `ft apply` and `ft tune` to mean this recipe.
+    target: str
+    description: str = ""
+    engine: str
+    engine_version: str | None = None
+    model: str
+    workload: str
+    workload_words: str = ""
+    #: Whether `--workload NAME` leads to it.
+    is_named_workload: bool = False
+    #: Other values that the command line gave, as `--set` takes them.
+    sets: tuple[str, ...] = ()
+    machine: str = ""
+    #: The memory whose peak decides.
+    ledger: Literal["vram", "ram"] = "vram"
+    objectives: tuple[str, ...]
+    limits: tuple[LimitFacts, ...] = ()
+    knobs: tuple[Parameter, ...] = ()
+    #: Settings that the recipe itself fixed.
+    fixed: dict[str, Any] = {}
+    budget_s: float | None = None
+    ft_version: str = ""
+    began_at: str = ""
+
+
+class StudyResult(TunerModel):
+    """How one process ended its search."""
+
+    reason: str
+    finished_at: str
+    duration_s: float = 0.0
+    best: Point = {}
+    baseline: Point = {}
+    baseline_words: str = ""
+    confirmation: Confirmation | None = None
+    missed: tuple[str, ...] = ()
+    soak: str = ""
+    #: File name of the recipe that was written.
+    tuned_recipe: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, result: TuneResult) -> StudyResult:
+        """What of a session's result belongs beside the study: no path, no figures that a trial holds already."""
+        values = {name: getattr(result, name) for name in cls.model_fields if hasattr(result, name)}
+        written = Path(result.tuned_recipe).name if result.tuned_recipe else None
+        return cls.model_validate({**values, "tuned_recipe": written, "finished_at": format_now()})
+
+
+class TrialRecord(TunerModel):
+    """One trial with everything that was written beside it."""
+
+    number: int
+    state: State
+    stage: str = ""
+    reason: str = ""
+    words: str = ""
+    #: Which start of an engine it was measured in; 0 where none was needed.
+    start: int = 0
+    point: Point = {}
+    measurement: Measurement | None = None
+    #: The objectives' figures, in their own units.
+    figures: dict[str, float] = {}
+    #: Limits that the measurement misses.
+    missed: tuple[str, ...] = ()
+    predicted_figure: float | None = None
+    violation_bytes: int = 0
+    planned: history.Planned | None = None
+    run_id: str | None = None
+    #: Machines of a shared study in the order of their first trial, from 1.
+    machine: int = 1
+    began_at: str = ""
+    duration_s: float | None = None
+
+
+class StudyRecord(TunerModel):
+    """A study with all its trials."""
+
+    name: str
+    facts: StudyFacts
+    trials: tuple[TrialRecord, ...] = ()
+    #: The newest first.
+    results: tuple[StudyResult, ...] = ()
+    best: int | None = None
+    baseline: int | None = None
+    baseline_words: str = ""
+    #: Two objectives' names and the numbers of the trials that no other one beats in both.
+    front_axes: tuple[str, str] = TRADE_OFF
+    front: tuple[int, ...] = ()
+    importances: tuple[Importance, ...] = ()
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What was optimised."""
+        return tuple(OBJECTIVES[name] for name in self.facts.objectives)
+
+    @property
+    def axes(self) -> tuple[Objective, Objective]:
+        """What the front is drawn over."""
+        return OBJECTIVES[self.front_axes[0]], OBJECTIVES[self.front_axes[1]]
+
+    @property
+    def result(self) -> StudyResult | None:
+        """How it ended, as the process that ended last says; None while nobody has ended it."""
+        return self.results[0] if self.results else None
+
+    @property
+    def starts(self) -> int:
+        """Starts of an engine."""
+        return len({one.start for one in self.trials if one.start})
+
+    @property
+    def crashes(self) -> int:
+        """Trials that broke their engine: crashed, hung, or answered garbage."""
+        return sum(one.state in ("crash", "hang", "garbage") for one in self.trials)
+
+    @property
+    def machines(self) -> int:
+        """Machines that took part."""
+        return max((one.machine for one in self.trials), default=1)
+
+    def trial(self, number: int | None) -> TrialRecord | None:
+        """The trial with this number."""
+        return next((one for one in self.trials if one.number == number), None) if number is not None else None
+
+    def canonical(self, point: Point) -> Point:
+        """`point` with knobs that do nothing under its strategy at one value, where the knobs are known."""
+        return _canonical(self.facts.knobs, point)
+
+
+# --- writing
+
+
+def write_facts(study: Study, facts: StudyFacts) -> None:
+    """Keeps beside `study` what it is about; a process that joins says the same again."""
+    study.set_user_attr(FACTS, facts.model_dump(mode="json"))
+
+
+def write_result(study: Study, result: StudyResult) -> None:
+    """Keeps how this process ended its search, beside those of others."""
+    own = hashlib.sha256(str(identify_self()).encode()).hexdigest()[:8]
+    study.set_user_attr(f"{RESULT}{own}", result.model_dump(mode="json"))
+
+
+def is_ended(attributes: Mapping[str, Any]) -> bool:
+    """Whether a process has ended its search in the study with these attributes."""
+    return any(key.startswith(RESULT) for key in attributes)
+
+
+# --- reading
+
+
+class StudyLine(NamedTuple):
+    """A study of `ft tune` in a storage."""
+
+    name: str
+    recipe: str
+    number: int
+
+
+def list_studies(storage: BaseStorage) -> tuple[StudyLine, ...]:
+    """The studies of `ft tune` in `storage`, the newest first; others' studies in it are passed over."""
+    found = []
+    for one in storage.get_all_studies():
+        facts = one.user_attrs.get(FACTS)
+        if isinstance(facts, dict):
+            found.append(StudyLine(one.study_name, str(facts.get("recipe", "")), one._study_id))
+    return tuple(sorted(found, key=lambda one: one.number, reverse=True))
+
+
+class Picked(NamedTuple):
+    """The study that was meant, and what should be said of the choice."""
+
+    name: str
+    note: str = ""
+
+
+def pick_study(storage: BaseStorage, wanted: str | None) -> Picked:
+    """The study with this name, else the newest of the recipe with it, else the newest that begins with it.
+
+    None means the only one there is. Raises UsageError, with the nearest name.
+    """
+    found = list_studies(storage)
+    if not found:
+        raise UsageError("there is no study of `ft tune` in this storage", hint="`ft tune RECIPE`")
+    names = [one.name for one in found]
+    if wanted is None:
+        if len(found) > 1:
+            raise UsageError(f"which study? there are {_list_names(names)}", hint=f"`ft report {names[0]}`")
+        return Picked(names[0])
+    if wanted in names:
+        return Picked(wanted)
+    of_recipe = [one.name for one in found if one.recipe == wanted] or [one for one in names if one.startswith(wanted)]
+    if of_recipe:
+        others = f", the newest of {len(of_recipe)}" if len(of_recipe) > 1 else ""
+        return Picked(of_recipe[0], f"study `{of_recipe[0]}`{others}")
+    import difflib
+
+    recipes = list(dict.fromkeys(one.recipe for one in found))
+    close = difflib.get_close_matches(wanted, [*names, *recipes], n=1, cutoff=0.5)
+    guess = f"; did you mean `{close[0]}`?" if close else ""
+    raise UsageError(f"no study `{wanted}`{guess}", hint=f"there are {_list_names(names)}")
+
+
+def _list_names(names: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(f"`{one}`" for one in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def read_study(storage: BaseStorage, name: str) -> StudyRecord:
+    """The study `name`. Raises UsageError where there is none, or it is none of `ft tune`."""
+    try:
+        number = storage.get_study_id_from_name(name)
+    except KeyError:
+        raise UsageError(f"no study `{name}` in this storage") from None
+    attributes = storage.get_study_user_attrs(number)
+    try:
+        facts = StudyFacts.model_validate(attributes.get(FACTS))
+        objectives = [OBJECTIVES[one] for one in facts.objectives]
+    except (ValidationError, KeyError) as error:
+        raise UsageError(f"the study `{name}` was not made by this version of `ft tune`") from error
+    limits = _find_limits(facts)
+    trials = tuple(_read_trials(storage.get_all_trials(number, deepcopy=False), objectives, limits))
+    results = _read_results(attributes)
+    baseline, words = _find_baseline(facts, trials, results)
+    axes = (facts.objectives[0], facts.objectives[1]) if len(facts.objectives) > 1 else TRADE_OFF
+    measured = [(one, one.measurement) for one in trials if one.measurement is not None]
+    return StudyRecord(
+        name=name, facts=facts, trials=trials, results=results, baseline=baseline, baseline_words=words,
+        best=_find_best(facts, trials, results, objectives[0], limits), front_axes=axes,
+        front=_find_front(measured, [OBJECTIVES[one] for one in axes], limits),
+        importances=tuple(
+            rank_knobs([(_canonical(facts.knobs, trial.point), found) for trial, found in measured], facts.knobs, one)
+            for one in objectives
+        ),
+    )  # fmt: skip
+
+
+def _read_trials(
+    found: Iterable[FrozenTrial], objectives: Sequence[Objective], limits: Sequence[Limit]
+) -> Iterable[TrialRecord]:
+    hosts: dict[str, int] = {}
+    for trial in found:
+        attributes = trial.user_attrs
+        one = history.read_trial(trial)
+        host = str(attributes.get(history.MACHINE) or attributes.get(history.HOST) or "")
+        measurement = one.measurement if one is not None else None
+        predicted = attributes.get(history.PREDICTED)
+        figures = [(each.name, each.read(measurement)) for each in objectives] if measurement is not None else []
+        yield TrialRecord(
+            number=trial.number,
+            state=_state_of(trial, one),
+            stage=str(attributes.get(history.STAGE, "")),
+            reason=str(attributes.get(history.REASON, "")),
+            words=one.outcome.words if one is not None else "",
+            start=int(attributes.get(history.START, 0)),
+            point=dict(trial.params),
+            measurement=measurement,
+            figures={name: figure for name, figure in figures if figure is not None},
+            missed=missed_limits(measurement, limits) if measurement is not None else (),
+            predicted_figure=objectives[0].to_cost(predicted) if predicted else None,
+            violation_bytes=one.outcome.violation_bytes if one is not None else 0,
+            planned=history.read_planned(trial),
+            run_id=one.outcome.run_id if one is not None else None,
+            machine=hosts.setdefault(host, len(hosts) + 1) if host else 1,
+            began_at=trial.datetime_start.isoformat(timespec="seconds") if trial.datetime_start else "",
+            duration_s=one.outcome.duration_s if one is not None else None,
+        )
+
+
+def _state_of(trial: FrozenTrial, one: Observation | None) -> State:
+    if not trial.state.is_finished():
+        return "running" if trial.state.name == "RUNNING" else "waiting"
+    if one is None:
+        return "lost"
+    return "measured" if one.outcome.is_ok else "garbage" if one.outcome.kind == "ok" else one.outcome.kind
+
+
+def _read_results(attributes: Mapping[str, Any]) -> tuple[StudyResult, ...]:
+    found = []
+    for key, value in attributes.items():
+        if key.startswith(RESULT):
+            try:
+                found.append(StudyResult.model_validate(value))
+            except ValidationError:
+                continue  # of another version; the trials still stand
+    return tuple(sorted(found, key=lambda one: one.finished_at, reverse=True))
+
+
+def _find_limits(facts: StudyFacts) -> tuple[Limit, ...]:
+    from freetoken.recipe.model import GoodEnough
+    from freetoken.tuner.objectives import make_limits
+
+    bounds: dict[str, Any] = {one.name: one.bound for one in facts.limits if one.name in GoodEnough.model_fields}
+    return make_limits(GoodEnough.model_construct(None, **bounds))
+
+
+def _find_best(
+    facts: StudyFacts, trials: Sequence[TrialRecord], results: Sequence[StudyResult], objective: Objective,
+    limits: Sequence[Limit],
+) -> int | None:  # fmt: skip
+    """What the result names; before there is one, the trial that measured best."""
+    if results and (found := _find_point(facts, trials, results[0].best)) is not None:
+        return found
+    costs = [
+        (cost, one.number)
+        for one in trials
+        if one.measurement is not None and (cost := penalised_cost(objective, one.measurement, limits)) is not None
+    ]
+    return min(costs)[1] if costs else None
+
+
+def _find_baseline(
+    facts: StudyFacts, trials: Sequence[TrialRecord], results: Sequence[StudyResult]
+) -> tuple[int | None, str]:
+    """As the result says; before there is one, the engine's default, or the first setting that worked."""
+    if results and results[0].baseline:
+        return _find_point(facts, trials, results[0].baseline), results[0].baseline_words
+    default = next((one for one in trials if one.stage == "default" and one.state not in ("running", "lost")), None)
+    if default is not None and default.measurement is not None:
+        return default.number, "the engine's own default"
+    why = f"the engine's default did not work ({default.state})" if default is not None else "no default was tried"
+    worked = next((one.number for one in trials if one.measurement is not None), None)
+    return worked, f"{why}; " + ("the first setting that worked stands for it" if worked is not None else "none worked")
+
+
+def _find_point(facts: StudyFacts, trials: Sequence[TrialRecord], point: Point) -> int | None:
+    """The last measurement of `point`."""
+    wanted = _canonical(facts.knobs, point)
+    same = [
+        one.number for one in trials if one.measurement is not None and _canonical(facts.knobs, one.point) == wanted
+    ]
+    return same[-1] if same else None
+
+
+def _canonical(knobs: tuple[Parameter, ...], point: Point) -> Point:
+    if not knobs or any(one.name not in point for one in knobs):
+        return point
+    return Space(parameters=knobs).canonical(point)
+
+
+def _find_front(
+    measured: Sequence[tuple[TrialRecord, Measurement]], axes: Sequence[Objective], limits: Sequence[Limit]
+) -> tuple[int, ...]:
+    costs = {}
+    for trial, measurement in measured:
+        pair = [one.cost(measurement) for one in axes]
+        if not missed_limits(measurement, limits) and all(cost is not None for cost in pair):
+            costs[trial.number] = tuple(cost for cost in pair if cost is not None)
+    return tuple(find_front(costs))
