@@ -23,6 +23,7 @@ from freetoken.checkpoint.hub import (
     RemoteRepo,
     describe,
     hf_endpoint,
+    hf_token,
     hub_cache_dir,
     network_errors,
     open_repo,
@@ -165,6 +166,7 @@ def _fetch_hf(plan: FetchPlan, ref: ModelRef, meter: Meter) -> Path:
             revision=ref.revision,
             cache_dir=plan.root.parent,
             endpoint=hf_endpoint(),
+            token=hf_token(),
             allow_patterns=[_escape(file.name) for file in plan.files],
             tqdm_class=_make_tqdm(meter, {file.name for file in rest}),
         )

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from freetoken.errors import FtError, UsageError
+from freetoken import paths
+from freetoken.errors import BadFileError, FtError, UsageError
+from freetoken.local import read_mapping
 
 if TYPE_CHECKING:
     from freetoken.recipe.model import ModelRef
@@ -160,7 +162,11 @@ class HuggingFaceRepo(RemoteRepo):
         """A ranged GET through huggingface_hub's session."""
         from huggingface_hub.utils import build_hf_headers, get_session
 
-        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": format_range(begin, end)}
+        headers = {
+            **build_hf_headers(token=hf_token()),
+            "Accept-Encoding": "identity",
+            "Range": format_range(begin, end),
+        }
         with get_session().stream("GET", self.make_url(name), headers=headers, timeout=READ_TIMEOUT_S) as response:
             yield response
 
@@ -194,8 +200,29 @@ def format_range(begin: int, end: int | None) -> str:
 
 
 def hf_endpoint() -> str:
-    """Where Hugging Face is: `HF_ENDPOINT`, else the public hub."""
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    """Where Hugging Face is: `HF_ENDPOINT`, else the machine-local file's mirror, else the public hub."""
+    return (os.environ.get("HF_ENDPOINT") or _read_local("endpoint") or "https://huggingface.co").rstrip("/")
+
+
+def hf_token() -> str | None:
+    """The token in the file that the machine-local file names; None where huggingface_hub finds its own."""
+    if os.environ.get("HF_TOKEN") or not (named := _read_local("token_file")):
+        return None
+    path = Path(named).expanduser()
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError) as error:
+        raise BadFileError(f"{paths.local_file()}: `hub.token_file` {path} cannot be read: {error}") from error
+
+
+def _read_local(key: str) -> str:
+    value = read_mapping("hub", ("endpoint", "token_file")).get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or (key == "endpoint" and not value.startswith(("https://", "http://"))):
+        example = "https://MIRROR" if key == "endpoint" else "a path"
+        raise BadFileError(f"{paths.local_file()}: `hub.{key}` is `{value}`, expected {example}")
+    return value
 
 
 def modelscope_endpoint() -> str:
@@ -231,7 +258,9 @@ def _open_hf(repo: str, revision: str) -> HuggingFaceRepo:
 
     endpoint = hf_endpoint()
     try:
-        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=READ_TIMEOUT_S)
+        info = HfApi(endpoint=endpoint, token=hf_token()).model_info(
+            repo, revision=revision, files_metadata=True, timeout=READ_TIMEOUT_S
+        )
     except GatedRepoError as error:
         raise UsageError(
             f"`{repo}` is gated", hint=f"ask for access at {endpoint}/{repo}, then set HF_TOKEN"

@@ -17,6 +17,7 @@ from freetoken import paths
 from freetoken.checkpoint.cards import find_card_info, read_card
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.errors import BadFileError, FtError, UsageError
+from freetoken.local import read_section
 from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
@@ -188,17 +189,11 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 
 def read_model_dirs() -> tuple[Path, ...]:
-    """`model_dirs` of `<state>/local.yaml`: where this machine keeps models."""
-    path = paths.local_file()
-    if not path.is_file():
-        return ()
-    import yaml
-
-    try:
-        listed = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("model_dirs") or ()
-        return tuple(Path(str(one)).expanduser() for one in listed)
-    except (OSError, yaml.YAMLError, AttributeError, TypeError):
-        return ()
+    """`model_dirs` of the machine-local file: where this machine keeps models. Raises BadFileError."""
+    listed = read_section("model_dirs") or ()
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        listed = (listed,)
+    return tuple(Path(str(one)).expanduser() for one in listed)
 
 
 def modelscope_dirs() -> tuple[Path, ...]:

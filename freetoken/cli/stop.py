@@ -24,6 +24,7 @@ def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int
     Returns once they are gone and their ports are free. Stopping what does not run is no error.
     """
     from freetoken.deploy import stop
+    from freetoken.units import format_bytes
 
     if is_all and name is not None:
         raise UsageError("give a name or `--all`, not both")
@@ -44,7 +45,8 @@ def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int
     if not outcomes:
         click.echo(f"`{name}` does not run" if name else "nothing runs here")
     for outcome in outcomes:
-        click.echo(f"{outcome.name}: {outcome.how}")
+        freed = outcome.vram_freed_bytes
+        click.echo(f"{outcome.name}: {outcome.how}" + (f"; {format_bytes(freed)} of VRAM came back" if freed else ""))
         if not outcome.is_port_free:
             note("warning: its port is still taken, by a process that is not ours")
         if outcome.warning:

@@ -10,16 +10,21 @@ from freetoken.deploy import runs
 from freetoken.deploy.values import StopOutcome
 from freetoken.supervisor import life, register
 from freetoken.supervisor.files import format_now
+from freetoken.supervisor.gpu import GpuGauge
 from freetoken.supervisor.launch import KEEPER_LOCK_FILE, KeeperState, read_state, write_state
 from freetoken.supervisor.locks import FileLock
 from freetoken.supervisor.ports import can_bind
 from freetoken.supervisor.process import ProcessId, end_run, find_members, send_signal, wait_gone
 
 _PORT_WAIT_S = 5.0
+#: The driver takes a process's VRAM back a moment after its end: looked at until it no longer falls for so long.
+_VRAM_PAUSE_S, _VRAM_QUIET_LOOKS, _VRAM_WAIT_S = 0.1, 3, 10.0
 
 
 def end_life(found: life.Life) -> StopOutcome:
-    """Ends a run for good and waits until its ports are free; harmless when nothing of it lives."""
+    """Ends a run for good and waits until its ports and its VRAM are free; harmless when nothing of it lives."""
+    gauge = GpuGauge(found.launch.gpu) if found.launch and found.launch.gpu and found.is_living else None
+    used_bytes = gauge.read_used_bytes() if gauge else None
     record, grace_s = found.record, found.launch.grace_s if found.launch else 10.0
     lock = FileLock(record.folder / KEEPER_LOCK_FILE, is_named=False)
     how = _end_keeper(found, lock, 2 * grace_s + 15.0)
@@ -41,6 +46,7 @@ def end_life(found: life.Life) -> StopOutcome:
         was_running=found.is_living,
         how=state.cause if state and state.state == "stopped" else how,
         is_port_free=is_free,
+        vram_freed_bytes=_await_vram(gauge, used_bytes) if gauge and used_bytes is not None else None,
         left=left,
         exit_code=state.exit_code if state else None,
     )
@@ -91,3 +97,16 @@ def _await_ports(record: register.Deployment) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def _await_vram(gauge: GpuGauge, used_before_bytes: int) -> int | None:
+    """VRAM that came back, in bytes, once it no longer falls; None where the driver has stopped answering."""
+    deadline, lowest, quiet = time.monotonic() + _VRAM_WAIT_S, gauge.read_used_bytes(), 0
+    while lowest is not None and quiet < _VRAM_QUIET_LOOKS and time.monotonic() < deadline:
+        time.sleep(_VRAM_PAUSE_S)
+        used = gauge.read_used_bytes()
+        if used is None:
+            return None
+        quiet = 0 if used < lowest else quiet + 1
+        lowest = min(lowest, used)
+    return None if lowest is None else max(0, used_before_bytes - lowest)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from freetoken import __version__, paths
 from freetoken.errors import BadFileError, FtError
+from freetoken.local import read_section
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import EngineAdapter
@@ -98,16 +99,7 @@ def _read_pythonpath(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _read_local_engines() -> dict[str, Any]:
-    path = paths.local_file()
-    if not path.exists():
-        return {}
-    import yaml
-
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise BadFileError(f"{path} cannot be read: {error}") from error
-    engines = value.get("engines") if isinstance(value, dict) else None
+    engines = read_section("engines")
     return engines if isinstance(engines, dict) else {}
 
 

@@ -18,6 +18,7 @@ from freetoken import paths
 from freetoken.deploy import runs
 from freetoken.deploy.recover import StartFailure
 from freetoken.deploy.tools import Progress, Step, Tools
+from freetoken.deploy.watch_policy import read_policy
 from freetoken.errors import FtError, UsageError
 from freetoken.supervisor import life, logs, register
 from freetoken.supervisor.files import format_now
@@ -96,7 +97,7 @@ def make_launch(
         ready_timeout_s=spec.ready_timeout_s,
         grace_s=spec.grace_s,
         log=tools.log,
-        policy=tools.keeper_policy,
+        policy=read_policy(tools.keeper_policy),
         shortened_log=spec.shortened_log,
         state_dir=str(paths.state_dir()),
         runtime_dir=str(paths.runtime_dir()),

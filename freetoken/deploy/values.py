@@ -94,6 +94,8 @@ class StopOutcome(DeployModel):
     was_running: bool
     how: str
     is_port_free: bool = True
+    #: VRAM of the whole card that came back in the meantime; None without a GPU.
+    vram_freed_bytes: int | None = None
     left: tuple[int, ...] = ()
     exit_code: int | None = None
     #: What could not be recorded.

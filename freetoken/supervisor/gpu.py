@@ -1,4 +1,4 @@
-"""How busy a GPU is now, asked of the driver's own library (NVML) through ctypes.
+"""How busy a GPU is and how much of its memory is in use, asked of the driver's own library (NVML) through ctypes.
 
 Neither torch nor `pynvml`: the keeper must stay small, and loads even this only while it has a suspicion. The figure is
 the whole card's, since the driver tells no process's share under WSL: another program's work hides an idle engine.
@@ -18,6 +18,10 @@ class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 class GpuGauge:
     """Reads one GPU, named by uuid or by index in the driver's order."""
 
@@ -34,6 +38,14 @@ class GpuGauge:
             if handle is None or nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) != 0:
                 return None
             return float(found.gpu) / 100
+
+    def read_used_bytes(self) -> int | None:
+        """VRAM in use by all processes, in bytes; None where the driver does not say."""
+        with _open_driver() as nvml:
+            handle, found = self._find(nvml), _Memory()
+            if handle is None or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) != 0:
+                return None
+            return int(found.used)
 
     def is_present(self) -> bool:
         """Whether the driver is up and has this GPU; at boot that may take a while."""

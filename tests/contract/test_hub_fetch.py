@@ -306,6 +306,17 @@ def test_token_is_sent_to_the_hub(local_hub: FakeHub, monkeypatch: pytest.Monkey
     assert verify_model(fetch_model(ref())).is_ok
 
 
+def test_mirror_and_token_of_the_machine_local_file_are_used(
+    local_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_hub.token = "hf_secret"
+    monkeypatch.delenv("HF_ENDPOINT")
+    (tmp_path / "token").write_text("hf_secret\n")
+    paths.local_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.local_file().write_text(f"hub: {{endpoint: '{local_hub.url}', token_file: {tmp_path / 'token'}}}\n")
+    assert verify_model(fetch_model(ref())).is_ok
+
+
 def test_hub_out_of_reach_is_told_in_a_sentence(local_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     found = locate_model(ref())

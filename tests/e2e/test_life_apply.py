@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freetoken.deploy import runs, stop
+from freetoken.deploy import ending, runs, stop
 from freetoken.deploy.apply import RefusedError
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import Step
@@ -259,6 +259,24 @@ def test_several_deployments_run_at_once_and_stop_by_name(lab: Lab) -> None:
     with pytest.raises(UsageError, match="no deployment `three`; running: `two`"):
         stop.find_targets("three")
     stop_all()
+
+
+def test_a_stop_waits_until_the_driver_has_taken_the_vram_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [9 << 30, 9 << 30, 6 << 30, 2 << 30, 2 << 30]
+
+    class Gauge:
+        def __init__(self, gpu: str) -> None:
+            assert gpu == "GPU-lab"
+
+        def read_used_bytes(self) -> int | None:
+            return looks.pop(0) if len(looks) > 1 else looks[0]
+
+    monkeypatch.setattr(ending, "GpuGauge", Gauge)
+    run_dir = lab.write_launch(gpu="GPU-lab")
+    lab.start_keeper(run_dir)
+    lab.wait_state(run_dir, "ready")
+    outcome = ending.end_life(lab.life())
+    assert (outcome.vram_freed_bytes, looks) == (7 << 30, [2 << 30])
 
 
 def test_a_secret_reaches_the_engine_and_no_file(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,7 @@ def test_what_the_proof_asked_for_on_purpose_is_no_request_that_was_too_large(wo
 def test_a_gpu_without_a_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freetoken.supervisor.gpu._LIBRARIES", ("libnowhere.so.1",))
     assert GpuGauge("GPU-1")() is None
+    assert GpuGauge("GPU-1").read_used_bytes() is None
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [("GPU-1", 0.37), ("1", 0.37), ("GPU-2", None), ("7", None)])
@@ -165,6 +166,7 @@ def test_a_gpu_is_asked_by_uuid_or_index(monkeypatch: pytest.MonkeyPatch, gpu: s
     driver = FakeDriver()
     monkeypatch.setattr("freetoken.supervisor.gpu._load", lambda: driver)
     assert GpuGauge(gpu)() == expected
+    assert GpuGauge(gpu).read_used_bytes() == (None if expected is None else 5 << 30)
     assert driver.is_open == 0
 
 
@@ -179,6 +181,10 @@ class FakeDriver:
 
     def nvmlShutdown(self) -> int:
         self.is_open -= 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, _: Any, found: Any) -> int:
+        found._obj.total, found._obj.free, found._obj.used = 8 << 30, 3 << 30, 5 << 30
         return 0
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
