@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from freetoken.adapters.command_freetoken import FREETOKEN
 from freetoken.adapters.command_llamacpp import LLAMACPP
 from freetoken.adapters.command_native import NATIVE
+from freetoken.adapters.command_shell import ShellCommand, is_preparing, read_shell, read_words
 from freetoken.adapters.command_table import CommandTable, Fields, ParsedCommand, format_arguments, parse_arguments
 from freetoken.adapters.command_vllm import VLLM
 from freetoken.errors import UsageError
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from freetoken.recipe.model import Recipe
 
 TABLES: dict[str, CommandTable] = {one.engine: one for one in (NATIVE, FREETOKEN, LLAMACPP, VLLM)}
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
+#: Variables whose value is a secret by their name.
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIALS?)($|_)", re.I)
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 #: Tokens of the answer that a workload made from a context length leaves room for, at most.
@@ -28,35 +30,57 @@ _ANSWER_TOKENS = 512
 
 
 def parse_command(command: str | Sequence[str]) -> ParsedCommand:
-    """The recipe values of an engine's command line, every flag accounted for. UsageError where it is no engine's."""
-    words = split_words(command) if isinstance(command, str) else list(command)
-    env: dict[str, str] = {}
-    while words and _ASSIGNMENT.fullmatch(words[0]):
-        name, _, value = words.pop(0).partition("=")
-        env[name] = value
-    table, arguments = find_table(words)
+    """The recipe values of an engine's command line, every flag accounted for. UsageError where it is no engine's.
+
+    A text may be a whole script: the first command in it that starts an engine counts, the others are named.
+    """
+    commands = read_shell(command) if isinstance(command, str) else [read_words(command)]
+    commands = [one for one in commands if one.words] or [ShellCommand([])]
+    chosen = next((one for one in commands if _is_engine(one.words)), None)
+    if chosen is None:
+        chosen = next((one for one in commands if one.words and not is_preparing(one)), commands[0])
+    table, arguments = find_table(chosen.words)
     parsed = parse_arguments(table, arguments)
-    fields = dict(parsed.fields)
-    visible = env.pop("CUDA_VISIBLE_DEVICES", None)
-    if visible is not None and visible.isdigit():
-        fields.setdefault("settings.gpu", int(visible))
-    if env:
-        fields["engine.env"] = env
+    fields, notes = dict(parsed.fields), [*chosen.notes]
+    notes += _read_environment(chosen.env, fields)
     if "model" not in fields:
         raise UsageError("the command line names no model")
-    return replace(parsed, fields=fields)
+    notes += [
+        f"`{word}` holds a variable of the shell, whose value is not known here: put it there"
+        for word in dict.fromkeys(arguments) if re.search(r"\$[A-Za-z_{(]", word)
+    ]  # fmt: skip
+    unknown = (*parsed.unknown, *(shlex.join(one.words) for one in commands if one is not chosen))
+    return replace(parsed, fields=fields, notes=(*notes, *parsed.notes), unknown=unknown)
 
 
-def split_words(command: str) -> list[str]:
-    """The words of a command as a shell has them; a backslash at a line's end joins lines."""
+def _is_engine(words: Sequence[str]) -> bool:
     try:
-        return shlex.split(command.replace("\\\n", " "), comments=False)
-    except ValueError as error:
-        raise UsageError(f"the command line cannot be read: {error}") from error
+        find_table(words)
+    except UsageError:
+        return False
+    return True
+
+
+def _read_environment(env: dict[str, str], fields: Fields) -> Iterator[str]:
+    """Variables before the command into `fields`; a note for each that does not become part of a recipe."""
+    kept = {}
+    for name, value in env.items():
+        if name == "CUDA_VISIBLE_DEVICES":
+            first = value.split(",")[0].strip()
+            if first.isdigit() or first.startswith("GPU-"):
+                fields.setdefault("settings.gpu", int(first) if first.isdigit() else first)
+            if first != value:
+                yield f"`{name}={value}`: one GPU serves a recipe; {first or 'none'} is taken"
+        elif _SECRET.search(name):
+            yield f"`{name}` is left out: a secret belongs into no file; set it where `ft` runs"
+        else:
+            kept[name] = value
+    if kept:
+        fields["engine.env"] = kept
 
 
 def find_table(words: Sequence[str]) -> tuple[CommandTable, list[str]]:
-    """Which engine `words` start, and its arguments."""
+    """Which engine `words` start, and its arguments. Raises UsageError where they start none."""
     rest = list(words)
     program = PurePath(rest.pop(0)).name if rest else ""
     if _PYTHON.fullmatch(program) and rest[:1] == ["-m"] and len(rest) > 1:
@@ -89,6 +113,8 @@ def make_recipe_values(parsed: ParsedCommand, *, name: str | None = None) -> dic
         "name": name or make_name(model),
         "model": {"repo": model} if _REPO.fullmatch(model) and not model.endswith(".gguf") else {"path": model},
     }
+    if "model.file" in fields and "path" in values["model"]:
+        del fields["model.file"]
     values["workload"] = _make_workload(fields)
     for key, value in fields.items():
         section, _, leaf = key.partition(".")
@@ -112,6 +138,10 @@ def format_command(recipe: Recipe) -> list[str]:
     if table is None:
         raise UsageError(f"the command line of engine `{recipe.engine.name}` is not known to this version")
     fields: Fields = {"model": recipe.model.repo or recipe.model.path}
+    if recipe.model.repo is not None:
+        fields |= {"is_repo": True, "model.file": recipe.model.file}
+        fields |= {"model.revision": recipe.model.revision} if recipe.model.revision != "main" else {}
+        fields |= {"model.source": recipe.model.source} if recipe.model.source != "huggingface" else {}
     for section, default in (("settings", type(recipe.settings)()), ("serve", type(recipe.serve)())):
         part = getattr(recipe, section)
         for name in type(part).model_fields:
@@ -124,6 +154,17 @@ def format_command(recipe: Recipe) -> list[str]:
     fields["context"] = recipe.workload.context_tokens
     argv = format_arguments(table, fields)
     return [*(f"{key}={value}" for key, value in recipe.engine.env.items()), *argv]
+
+
+def join_command(argv: Sequence[str]) -> str:
+    """`argv` as a line that a shell takes, the variables in front of it too."""
+    words = [shlex.quote(one) for one in argv]
+    for index, one in enumerate(argv):
+        name, is_assignment, value = one.partition("=")
+        if not is_assignment or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            break
+        words[index] = f"{name}={shlex.quote(value)}"
+    return " ".join(words)
 
 
 def _make_workload(fields: Fields) -> str | dict[str, Any]:

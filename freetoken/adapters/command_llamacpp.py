@@ -22,6 +22,8 @@ def _layers(text: str) -> int:
 
 _FLAGS: dict[str, Flag] = {
     **_same("model", "-m", "--model"),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), Flag("hf", is_canonical=False)),
+    **dict.fromkeys(("-hff", "--hf-file"), Flag("model.file", is_canonical=False)),
     **_same("layers", "-ngl", "--n-gpu-layers", "--gpu-layers", read=_layers),
     **_same("settings.kv_tokens", "-c", "--ctx-size", read=number),
     **_same("settings.cpu_threads", "-t", "--threads", read=number),
@@ -38,12 +40,14 @@ _FLAGS: dict[str, Flag] = {
     "--cpu-moe": Flag("settings.cpu_layers", has_value=False, constant="auto", is_canonical=False,
                       note="all experts on the CPU; the planner says how many layers' experts need to be"),
     "--alias": Flag(note="a plan names the model by its own name; {} is left out"),
+    **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split", "-dev", "--device"),
+                    Flag(note="one GPU serves a recipe; {} is left out")),
     "-a": Flag(note="a plan names the model by its own name; {} is left out"),
     "--api-key": Flag(note="a key does not belong into a file: `serve.api_key_env: NAME` names where it is"),
 }  # fmt: skip
-_PASSED = {
+_PASSED: dict[str, bool | str] = {
     "--no-mmap": False, "--mlock": False, "--jinja": False, "--no-warmup": False, "--cont-batching": False,
-    "-cb": False, "-fa": True, "--flash-attn": True, "-b": True, "--batch-size": True, "-tb": True,
+    "-cb": False, "-fa": "on", "--flash-attn": "on", "-b": True, "--batch-size": True, "-tb": True,
     "--threads-batch": True,
     "--numa": True, "--cache-reuse": True, "--prio": True, "-ot": True, "--override-tensor": True, "--metrics": False,
     "--chat-template": True, "--reasoning-format": True, "--temp": True, "--top-p": True, "--top-k": True,
@@ -53,6 +57,10 @@ _PASSED = {
 
 def _finish(fields: Fields) -> Sequence[str]:
     notes = []
+    if (named := fields.pop("hf", None)) is not None and "model" not in fields:
+        fields["model"], _, quant = named.partition(":")
+        if quant:
+            fields.setdefault("model.file", quant)
     layers = fields.pop("layers", None)
     if layers is not None and layers >= _ALL_LAYERS:
         notes.append(f"`-ngl {layers}`: every layer on the GPU, which is what a plan does but for the experts it moves")
@@ -77,6 +85,6 @@ def _finish(fields: Fields) -> Sequence[str]:
 
 
 LLAMACPP = CommandTable(
-    engine="llamacpp", program=("llama-server",), flags=_FLAGS, passed=_PASSED, model_flag="-m", always=("-ngl", "999"),
-    defaults={"serve.port": 8080}, finish=_finish,
+    engine="llamacpp", program=("llama-server",), flags=_FLAGS, passed=_PASSED, model_flag="-m",
+    repo_flags=("-hf", "--hf-file"), always=("-ngl", "999"), defaults={"serve.port": 8080}, finish=_finish,
 )  # fmt: skip

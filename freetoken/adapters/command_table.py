@@ -37,11 +37,14 @@ class CommandTable:
     engine: str
     program: tuple[str, ...]
     flags: Mapping[str, Flag]
-    #: Flags of the engine that no recipe field stands for and that travel as arguments -> whether they take a value.
-    passed: Mapping[str, bool] = field(default_factory=dict)
+    #: Flags of the engine that no recipe field stands for and that travel as arguments -> whether they take a value;
+    #: a text is the value of a flag that may stand without one.
+    passed: Mapping[str, bool | str] = field(default_factory=dict)
     #: True where the model is an argument without a flag.
     has_positional_model: bool = False
     model_flag: str = ""
+    #: Flags for a hub's repository (a quantisation after a `:`) and for a file of it, where the engine has such.
+    repo_flags: tuple[str, str] | None = None
     #: Written always: what a plan means and the engine does not do by itself.
     always: tuple[str, ...] = ()
     #: What the engine does without a flag where that is not a recipe's default; None = something no recipe says.
@@ -80,7 +83,10 @@ def parse_arguments(table: CommandTable, arguments: Sequence[str]) -> ParsedComm
             _keep(flag, name, value, fields, notes)
         elif name in table.passed:
             extra.append(argument)
-            if table.passed[name] and not has_text:
+            implied = table.passed[name]
+            if isinstance(implied, str) and not has_text and (not rest or rest[0].startswith("-")):
+                extra.append(implied)
+            elif implied and not has_text:
                 extra.append(_take(name, None, rest))
         else:
             unknown.append(argument)
@@ -98,7 +104,13 @@ def format_arguments(table: CommandTable, fields: Mapping[str, Any]) -> list[str
     """The command line of recipe values; `auto` is what the engine does by itself and is left out."""
     argv = list(table.program)
     model = fields.get("model")
-    if model is not None:
+    if model is not None and table.repo_flags is not None and fields.get("is_repo"):
+        repo_flag, file_flag = table.repo_flags
+        file = fields.get("model.file") or ""
+        is_file = file.endswith(".gguf")
+        argv += [repo_flag, f"{model}:{file}" if file and not is_file else str(model)]
+        argv += [file_flag, file] if is_file else []
+    elif model is not None:
         argv += [str(model)] if table.has_positional_model else [table.model_flag, str(model)]
     argv += table.always
     for name, flag in table.flags.items():

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from freetoken.cli.complete import complete_recipe
 from freetoken.cli.output import emit, examples, json_option, note
+
+if TYPE_CHECKING:
+    from freetoken.recipe.load import LoadedRecipe
+    from freetoken.recipe.model import Recipe
+    from freetoken.share.bundle import Bundle
+    from freetoken.share.model import StudyPoint
 
 
 @click.command(
@@ -39,12 +46,11 @@ def command(
         if target is None:
             return
     target = target or _find_running()
-    from freetoken.deploy.target import load_target
     from freetoken.share.bundle import SUFFIX
-    from freetoken.share.export import export_recipe, write_bundle
+    from freetoken.share.export import write_bundle
 
-    loaded = load_target(target, sets=sets)
-    data = export_recipe(loaded, is_signed=is_signed, say=lambda text: note(f"note: {text}"))
+    loaded, bundle = make_export(target, sets=sets, is_signed=is_signed)
+    data = bundle.data
     if output == "-":
         if sys.stdout.isatty():
             raise UsageError("a bundle is no text: give `-o FILE`, or a pipe")
@@ -54,6 +60,50 @@ def command(
     digest = write_bundle(data, path)
     value = {"path": str(path), "bytes": len(data), "sha256": digest, "name": loaded.recipe.name}
     emit(value, as_json=as_json, render=lambda _: click.echo(f"{path}  {len(data):,} bytes  sha256 {digest}"))
+    note(describe_contents(bundle))
+
+
+def make_export(
+    target: str, *, sets: tuple[str, ...] = (), is_signed: bool = False
+) -> tuple[LoadedRecipe, Bundle]:  # fmt: skip
+    """The recipe that `target` names and its bundle, with what the tuner found here; what is left out is noted."""
+    from freetoken.deploy.target import load_target
+    from freetoken.share.export import check_readable, export_recipe
+
+    loaded = load_target(target, sets=sets)
+    data = export_recipe(
+        loaded, is_signed=is_signed, study=read_study(loaded.recipe), say=lambda text: note(f"note: {text}")
+    )
+    return loaded, check_readable(data)
+
+
+def read_study(recipe: Recipe) -> tuple[StudyPoint, ...]:
+    """The trials of the tuner's studies of `recipe` in this state folder; a storage that is broken tells nothing."""
+    from freetoken import paths
+    from freetoken.errors import FtError
+
+    path = paths.studies_path()
+    if not path.is_file():
+        return ()
+    from freetoken.share.study import make_point
+    from freetoken.tuner.seeds import read_trials
+
+    try:
+        found = read_trials(recipe, path)
+    except FtError as error:
+        note(f"note: the tuner's trials are left out: {error.message}")
+        return ()
+    return tuple(
+        make_point(one.settings, one.slot_bytes, one.kind, one.figures, one.missing_bytes) for one in found
+    )  # fmt: skip
+
+
+def describe_contents(bundle: Bundle) -> str:
+    """One line on what a bundle tells: lock, figures, signature."""
+    from freetoken.share.compare import describe_evidence
+
+    lock = "with lock" if bundle.lock is not None else "no lock"
+    return f"{bundle.recipe.name}: {lock}, {bundle.signer.describe()}; evidence: {describe_evidence(bundle)}"
 
 
 def _find_running() -> str:

@@ -9,6 +9,7 @@ import click
 
 from freetoken.cli.complete import complete_recipe
 from freetoken.cli.output import emit, examples, json_option, note, print_table
+from freetoken.cli.recipe_keys import key_command, trust_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 @click.group("recipe", epilog=examples("ft recipe list", "ft recipe show demo --provenance"))
 def command() -> None:
-    """List and show recipes, and where each value comes from."""
+    """List and show recipes, read them from what you have, and keep the keys that sign them."""
+
+
+command.add_command(key_command)
+command.add_command(trust_command)
 
 
 @command.command("list", epilog=examples("ft recipe list", "ft recipe list --json"))
@@ -73,12 +78,10 @@ def show_command(name: str, sets: tuple[str, ...], is_explained: bool, is_comman
 
     loaded = load_recipe(name, sets=sets)
     if is_command:
-        import shlex
-
-        from freetoken.adapters.command import format_command
+        from freetoken.adapters.command import format_command, join_command
 
         argv = format_command(loaded.recipe)
-        emit({"command": argv}, as_json=as_json, render=lambda _: click.echo(shlex.join(argv)))
+        emit({"command": argv}, as_json=as_json, render=lambda _: click.echo(join_command(argv)))
         return
     value: dict[str, Any] = {"recipe": loaded.recipe.model_dump(mode="json"), "notes": list(loaded.notes)}
     value |= {"path": str(loaded.path), "provenance": loaded.provenance}

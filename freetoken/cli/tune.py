@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from freetoken.recipe.load import LoadedRecipe
+    from freetoken.tuner.seeds import Seeds
     from freetoken.tuner.session import TunePreview, TuneResult
+    from freetoken.tuner.site import PlannedSite
     from freetoken.tuner.status import TuneStatus
     from freetoken.tuner.study import Progress
 
@@ -65,6 +67,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option(
     "--repeats", type=click.IntRange(1, 100), help="Rounds of each measurement; else 2, or 1 in under 10 minutes."
 )
+@click.option(
+    "--free", "is_freeing", is_flag=True, help="Tune what the recipe fixes too, as in a tuned or an imported one."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which text the prompts are made of.")
 @click.option("--dry-run", is_flag=True, help="Show what would be searched; start nothing.")
 @click.option("--detached-log", hidden=True)
@@ -72,7 +77,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def command(
     recipe: str | None, sets: tuple[str, ...], workload: str | None, budget_s: float | None, trials: int | None,
     starts: int | None, objectives: tuple[str, ...], resume: bool, detach: bool, is_status: bool, storage: str | None,
-    soak_s: float, repeats: int | None, seed: int, dry_run: bool, detached_log: str | None, as_json: bool,
+    soak_s: float, repeats: int | None, is_freeing: bool, seed: int, dry_run: bool, detached_log: str | None,
+    as_json: bool,
 ) -> int | None:  # fmt: skip
     """Find the fastest setting that really fits this machine, and prove it.
 
@@ -82,17 +88,19 @@ def command(
     """
     if is_status:
         return _show_status(as_json=as_json)
-    from freetoken.tuner.session import Options, Session, choose_workload, parse_objectives
+    from freetoken.tuner.session import Options, Session, choose_workload, free_settings, parse_objectives
 
     loaded = choose_workload(_load(recipe, sets), workload)
+    loaded = free_settings(loaded) if is_freeing else loaded
     options = Options(
         objectives=parse_objectives(objectives), budget_s=budget_s, trials=trials, starts=starts,
         is_resuming=resume, storage=storage, soak_s=soak_s, repeats=repeats, seed=seed, log=detached_log,
     )  # fmt: skip
     printer = Printer(as_json=as_json)
     session = Session(
-        loaded, options, say=printer.say, on_progress=printer.show, find_seeds=lambda size: _find_seeds(loaded, size)
-    )
+        loaded, options, say=printer.say, on_progress=printer.show,
+        find_seeds=lambda site: _find_seeds(loaded, site, session.objectives[0].name),
+    )  # fmt: skip
     if dry_run:
         preview = session.preview()
         emit(preview, as_json=as_json, render=lambda console: _render_preview(preview, console))
@@ -124,16 +132,19 @@ def _load(recipe: str | None, sets: tuple[str, ...]) -> LoadedRecipe:
     return load_target(names[0], sets=sets)
 
 
-def _find_seeds(loaded: LoadedRecipe, slot_bytes: int) -> tuple[dict[str, Any], ...]:
+def _find_seeds(loaded: LoadedRecipe, site: PlannedSite, objective: str) -> Seeds:
     """What the author of an imported recipe found, in this machine's counts; a bundle that is broken seeds nothing."""
     from freetoken.errors import FtError
     from freetoken.share.seeds import find_seeds
+    from freetoken.tuner.seeds import Seeds
 
+    forecast = site.forecast(site.planned_point())
     try:
-        return find_seeds(loaded.path, loaded.recipe.name, slot_bytes)
+        found = find_seeds(loaded.path, site.request, forecast.slot_bytes if forecast is not None else 0, objective)
     except FtError as error:
         note(f"no seeds: {error.message}")
-        return ()
+        return Seeds()
+    return Seeds(found.points, found.words)
 
 
 def _interrupt(*_: object) -> None:
@@ -244,6 +255,10 @@ def _render_preview(preview: TunePreview, console: Console) -> None:
         for one in preview.knobs
     ]
     print_table(console, ("knob", "cost", "values", "default", "planned"), rows)
+    for number, seed in enumerate(preview.seeds, 1):
+        click.echo(f"seed {number}: " + " ".join(f"{name}={value}" for name, value in seed.items()))
+    if preview.seeds_words:
+        click.echo(f"seeds: {preview.seeds_words}")
     click.echo(f"device {preview.device}; the engine's default {preview.default_words}; study `{preview.study}`")
 
 

@@ -207,9 +207,12 @@ def parse_scalar(text: str) -> Any:
 
 
 def _check_depth(text: str, source: str) -> None:
-    # Before composing: the composer recurses, and thousands of brackets would end in a RecursionError.
+    # Before composing: the composer recurses, and thousands of brackets would end in a RecursionError; and it keeps
+    # half a KiB for each value, which a MiB of them would turn into a quarter of a GiB.
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for count, event in enumerate(yaml.parse(text, Loader=_LOADER)):
+        if count > 2 * MAX_NODES:
+            raise BadFileError(f"{source}: more than {MAX_NODES:,} values")
         if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
             depth += 1
             if depth > MAX_DEPTH:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _RESERVED_PORTS = 1024
+#: Findings that are told one by one; the rest is counted.
+_MAX_TOLD = 8
 
 
 def split_arguments(arguments: Sequence[str], allowed: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -75,7 +77,10 @@ def refuse_unsafe(recipe: Recipe, shown: str) -> None:
     """Raises BadFileError (exit 2) that names everything in `recipe` that nobody else may ask of this machine."""
     found = list(find_unsafe(recipe))
     if found:
-        raise BadFileError(f"{shown} is refused: {found[0]}", details=tuple(found[1:]))
+        told = found[1:_MAX_TOLD]
+        if len(found) > _MAX_TOLD:
+            told.append(f"and {len(found) - _MAX_TOLD:,} more")
+        raise BadFileError(f"{shown} is refused: {found[0]}", details=tuple(told))
 
 
 def find_unsafe(recipe: Recipe) -> Iterator[str]:
@@ -89,6 +94,9 @@ def find_unsafe(recipe: Recipe) -> Iterator[str]:
         yield "`model.path` names a file of a machine, a shared recipe names a repository"
     if not _REVISION.fullmatch(recipe.model.revision) or ".." in recipe.model.revision:
         yield f"`model.revision` is `{_show(recipe.model.revision)}`, which is no branch, tag or commit"
+    for key, given in (("repo", recipe.model.repo), ("file", recipe.model.file)):
+        if given is not None and not given.isascii():
+            yield f"`model.{key}` is `{_show(given)}`, whose letters only look like those of a name"
     if recipe.serve.host not in LOOPBACK:
         yield f"`serve.host` is `{_show(recipe.serve.host)}`, which opens the server to the network"
     if recipe.serve.port < _RESERVED_PORTS:

@@ -28,7 +28,12 @@ from freetoken.share.sign import Signer, sign, verify
 M = TypeVar("M", bound=BaseModel)
 SUFFIX = ".ftbundle"
 MAX_DEPTH = 16
+#: Values in one JSON file; evidence has some thousands. Each of them costs a hundred bytes, and ten times that in an
+#: error.
+MAX_VALUES = 50_000
 _MAX_DIGITS = 40
+#: Findings that are told one by one.
+_MAX_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def read_bundle(data: bytes, shown: str) -> Bundle:
     try:
         return _read(data, shown)
     except FtError as error:
+        error.details = error.details[:_MAX_TOLD]
         if isinstance(error, BadFileError) and shown in error.message:
             raise
         raise BadFileError(f"{shown} is refused: {error.message}", hint=error.hint, details=error.details) from error
@@ -89,7 +95,7 @@ def _read(data: bytes, shown: str) -> Bundle:
     if recipe.name != manifest.name:
         raise BadFileError(f"the recipe is called `{recipe.name}`, the bundle `{manifest.name}`")
     refuse_unsafe(recipe, shown)
-    lock = parse_lock(_decode(files[LOCK], LOCK), LOCK) if LOCK in files else None
+    lock = _parse_lock(_decode(files[LOCK], LOCK)) if LOCK in files else None
     evidence = _parse(Evidence, files[EVIDENCE], EVIDENCE)
     _check_agreement(recipe, lock, evidence)
     return Bundle(recipe, lock, evidence, signer, data)
@@ -113,6 +119,16 @@ def parse_recipe(text: str, source: str) -> Recipe:
 
     raise_findings(f"{source}: {one.message}" for one in check_effects(recipe) if one.is_fatal)
     return recipe
+
+
+def _parse_lock(text: str) -> Lock:
+    """The lock in `text`, which names no device and holds nothing that a terminal would obey."""
+    _check_texts(parse_yaml(text, LOCK))
+    lock = parse_lock(text, LOCK)
+    for name in ("gpu", "device"):
+        if name in lock.settings:
+            raise BadFileError(f"{LOCK}: `settings.{name}` names a device of a machine")
+    return lock
 
 
 def _check_hashes(manifest: Manifest, files: dict[str, bytes]) -> None:
@@ -139,6 +155,8 @@ def _check_agreement(recipe: Recipe, lock: Lock | None, evidence: Evidence) -> N
 
 def _check_texts(tree: Node) -> None:
     for path, node in tree.leaves():
+        if not all(char.isprintable() for step in path for char in str(step)):
+            raise BadFileError(f"{node.mark}: a key holds characters that cannot be printed")
         for one in node.value if isinstance(node.value, list) else [node]:
             if isinstance(one.value, str) and not all(char.isprintable() for char in one.value):
                 raise BadFileError(f"{one.mark}: `{'.'.join(map(str, path))}` holds characters that cannot be printed")
@@ -161,6 +179,8 @@ def _parse(model: type[M], data: bytes, name: str) -> M:
     text = _decode(data, name)
     if _depth(text) > MAX_DEPTH:
         raise BadFileError(f"{name} is nested deeper than {MAX_DEPTH} levels")
+    if text.count(",") + text.count("{") + text.count("[") > MAX_VALUES:
+        raise BadFileError(f"{name} holds more than {MAX_VALUES:,} values, which no bundle does")
     try:
         plain = json.loads(
             text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_int=_short_int,

@@ -205,7 +205,16 @@ def describe_evidence(bundle: Bundle) -> str:
         count = f"{figure.n} measurement{'s' if figure.n > 1 else ''}"
         spread = f"{format_significant(figure.low)} to {format_significant(figure.high)}"
         words = f"{format_significant(figure.median)} tok/s ({spread}, {count}){where}, {best.day}"
-    return words + (f"; {len(evidence.failed)} settings failed there" if evidence.failed else "")
+    if evidence.failed:
+        words += f"; {_count(len(evidence.failed), 'setting')} failed there"
+    broken = sum(one.kind != "ok" for one in evidence.study)
+    if evidence.study:
+        words += f"; {_count(len(evidence.study), 'setting')} tried by its tuner, {broken} of them failed"
+    return words
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from freetoken.adapters import ADAPTERS, get_adapter
 from freetoken.deploy.lock import Lock
 from freetoken.share.model import (
     Evidence,
@@ -18,13 +19,15 @@ from freetoken.share.model import (
     compact,
 )
 from freetoken.share.portable import hash_workload
+from freetoken.share.rows import RecipeRows, find_rows
+from freetoken.share.study import pick_points
 from freetoken.units import GIB
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
     from freetoken.recipe.model import Recipe
     from freetoken.store import Store
-    from freetoken.store.rows import MachineRow, ResultRow, RunRow
+    from freetoken.store.rows import ResultRow, RunRow
 
 #: Figures that are worth telling; what a result row holds beside them stays here.
 FIGURES = (
@@ -32,10 +35,18 @@ FIGURES = (
     "itl_p95_ms", "tpot_ms", "turn_time_s", "e2e_ms", "hit_ratio", "vram_peak_bytes", "ram_peak_bytes",
     "joules_per_token",
 )  # fmt: skip
-MAX_MEASURED, MAX_FAILED, MAX_STUDY = 40, 40, 200
+MAX_MEASURED, MAX_FAILED = 40, 40
 #: Memory is sold in these steps; what a kernel or a driver keeps of it differs from boot to boot.
 _RAM_STEP, _VRAM_STEP = GIB, GIB // 4
-#: What a failed run's sentence means, in a word that names nothing of the machine.
+#: A failure that no setting is to blame for: a port that was taken, a full disk.
+_OF_THE_MACHINE = ""
+#: What the adapter says of a failure -> its class in a bundle; the rest is the machine's own affair.
+_KINDS = {
+    "vram_oom": "memory", "ram_oom": "memory", "plan_floor": "memory", "kv_floor": "memory", "pin_refused": "memory",
+    "paging": "memory", "killed": "killed", "hang": "hang", "engine_died": "crash", "bad_checkpoint": "checkpoint",
+    "bad_flag": "flag", "unsupported": "unsupported", "no_gpu": "unsupported",
+}  # fmt: skip
+#: Where no adapter knows the words.
 _FAILURES = (
     ("out of memory", "memory"), ("out of vram", "memory"), ("killed", "killed"), ("hang", "hang"),
     ("did not answer", "hang"), ("exit", "crash"), ("ended with", "crash"), ("never became ready", "crash"),
@@ -65,52 +76,35 @@ def gather_evidence(
     recipe: Recipe, lock: Lock | None, store: Store | None, *, study: Sequence[StudyPoint] = (),
     base: Evidence | None = None,
 ) -> Evidence:  # fmt: skip
-    """What this state folder knows of `recipe`, added to `base` (the evidence that it was imported with)."""
+    """What this state folder knows of `recipe`; `base`, the evidence that it was imported with, where that is nothing.
+
+    Evidence is of one machine: what came is not mixed with what was measured here.
+    """
     slot_bytes = lock.slot_bytes if lock is not None else 0
-    results = _list_results(recipe, store)
-    runs = store.list_runs(recipe.name, limit=500) if store is not None else ()
-    machine = _find_machine(store, results, runs)
-    planned = compact(lock.settings, slot_bytes) if lock is not None else (base.planned if base else {})
-    own = Evidence(
+    rows = find_rows(recipe, store)
+    measured, failed = _summarise(rows.results, slot_bytes), _list_failures(recipe, rows.runs, slot_bytes)
+    if base is not None and not (measured or failed or study):
+        return base
+    return Evidence(
         engine=recipe.engine.name,
-        engine_version=lock.engine.version if lock is not None else base.engine_version if base else None,
+        engine_version=_find_version(lock, rows),
         workload=WorkloadRef(name=recipe.workload.name, sha256=hash_workload(recipe.workload)),
-        machine=make_machine_class(machine.hardware, machine.fingerprint)
-        if machine
-        else base.machine
-        if base
-        else None,
-        planned=planned,
-        measured=_summarise(results, slot_bytes),
-        failed=_list_failures(runs, slot_bytes),
-        study=tuple(study)[:MAX_STUDY],
+        machine=make_machine_class(rows.machine.hardware, rows.machine.fingerprint) if rows.machine else None,
+        planned=compact(lock.settings, slot_bytes) if lock is not None else {},
+        measured=measured,
+        failed=failed,
+        study=pick_points(study, recipe.tune.objective),
     )
-    return own if base is None else _merge(base, own)
 
 
-def _class_of(machine: MachineRow | None, base: Evidence | None) -> MachineClass | None:
-    if machine is not None:
-        return make_machine_class(machine.hardware, machine.fingerprint)
-    return base.machine if base is not None else None
-
-
-def _list_results(recipe: Recipe, store: Store | None) -> Sequence[ResultRow]:
-    if store is None:
-        return ()
-    found = store.list_results(recipe=recipe.name, engine=recipe.engine.name, limit=1000)
-    return [one for one in found if one.workload == recipe.workload.name]
-
-
-def _find_machine(store: Store | None, results: Sequence[ResultRow], runs: Sequence[RunRow]) -> MachineRow | None:
-    if store is None:
-        return None
-    known = [one.machine_id for one in results] + [one.machine_id for one in runs]
-    wanted = next((one for one in known if one is not None), None)
-    return next((one for one in store.list_machines() if one.id == wanted), None)
+def _find_version(lock: Lock | None, rows: RecipeRows) -> str | None:
+    if lock is not None and lock.engine.version is not None:
+        return lock.engine.version
+    return next((row.engine_version for row in rows.results if row.engine_version is not None), None)
 
 
 def _summarise(results: Iterable[ResultRow], slot_bytes: int) -> tuple[Measured, ...]:
-    """One entry for each kind and set of settings, the ones measured last first."""
+    """One entry for each kind and set of settings, the ones measured last first; of too many the fastest stay."""
     groups: dict[tuple[Any, ...], list[ResultRow]] = {}
     for row in results:
         settings = compact(row.settings, slot_bytes)
@@ -127,7 +121,13 @@ def _summarise(results: Iterable[ResultRow], slot_bytes: int) -> tuple[Measured,
                     is_invalid=is_invalid,
                 )
             )  # fmt: skip
-    return tuple(found[:MAX_MEASURED])
+    fastest = sorted(found, key=lambda one: (one.is_invalid, -_decode_tps(one)))[:MAX_MEASURED]
+    return tuple(one for one in found if one in fastest)
+
+
+def _decode_tps(one: Measured) -> float:
+    figure = one.figures.get("decode_tps")
+    return figure.median if figure is not None else 0.0
 
 
 def summarise_figures(metrics: Sequence[Mapping[str, float]]) -> dict[str, Figure]:
@@ -145,27 +145,29 @@ def summarise_figures(metrics: Sequence[Mapping[str, float]]) -> dict[str, Figur
     return found
 
 
-def _list_failures(runs: Iterable[RunRow], slot_bytes: int) -> tuple[Failed, ...]:
+def _list_failures(recipe: Recipe, runs: Iterable[RunRow], slot_bytes: int) -> tuple[Failed, ...]:
+    """Settings that did not start, each once for each kind of failure, the last first."""
     found: dict[tuple[Any, ...], Failed] = {}
     for run in runs:
         if run.outcome != "failed":
             continue
         settings = compact(run.plan.get("settings") or {}, slot_bytes)
-        one = Failed(kind=_name_failure(run.error or ""), day=run.started_at[:10], settings=settings)
-        found.setdefault((one.kind, tuple(settings.items())), one)
+        kind, missing = _judge_failure(recipe.engine.name, run)
+        if kind == _OF_THE_MACHINE:
+            continue
+        one = Failed(kind=kind, day=run.started_at[:10], settings=settings, missing_bytes=missing)
+        found.setdefault((kind, tuple(settings.items())), one)
     return tuple(found.values())[:MAX_FAILED]
 
 
-def _name_failure(words: str) -> str:
+def _judge_failure(engine: str, run: RunRow) -> tuple[str, int]:
+    """Class of a failure, in a word that names nothing of the machine, and the bytes that were missing where told."""
+    words = run.error or ""
+    told = get_adapter(engine).classify_failure(words, run.exit_code) if engine in ADAPTERS else None
+    if told is not None and told.kind != "unknown":
+        return _KINDS.get(told.kind, _OF_THE_MACHINE), told.missing_bytes or 0
     lower = words.lower()
-    return next((kind for text, kind in _FAILURES if text in lower), "unknown")
-
-
-def _merge(base: Evidence, own: Evidence) -> Evidence:
-    """What came with the recipe, with what this machine added; where nothing was added, exactly what came."""
-    if not (own.measured or own.failed or own.study):
-        return base
-    return own
+    return next((kind for text, kind in _FAILURES if text in lower), "unknown"), 0
 
 
 def _three_digits(value: float) -> float:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from freetoken.errors import FtError, UsageError
-from freetoken.share.registry import FolderPlace
+from freetoken.share.registry import FolderPlace, OutdatedError
 
 _TIMEOUT_S = 300.0
 _TRIES = 4
@@ -45,7 +45,7 @@ class GitPlace(FolderPlace):
         self.url, self.revision = url, revision
 
     def write(self, files: Mapping[str, bytes], message: str) -> str:
-        """Commits `files` and pushes; the commit. Where somebody was faster, the push is refused and said."""
+        """Commits `files` and pushes; the commit. Raises OutdatedError where somebody was faster."""
         super().write(files, message)
         run_git(self.folder, "add", "--", *files)
         if not run_git(self.folder, "status", "--porcelain").strip():
@@ -53,7 +53,12 @@ class GitPlace(FolderPlace):
         identity = ("-c", "user.name=ft", "-c", "user.email=ft@localhost", "-c", "commit.gpgSign=false")
         run_git(self.folder, *identity, "commit", "--quiet", "-m", message)
         branch = self.revision or run_git(self.folder, "symbolic-ref", "--short", "HEAD").strip()
-        run_git(self.folder, "push", "--quiet", "origin", f"HEAD:refs/heads/{branch}", tries=_TRIES)
+        try:
+            run_git(self.folder, "push", "--quiet", "origin", f"HEAD:refs/heads/{branch}", tries=_TRIES)
+        except FtError as error:
+            if "[rejected]" in error.message or "cannot lock ref" in error.message:
+                raise OutdatedError(error.message, hint="somebody else pushed meanwhile; try again") from error
+            raise
         return run_git(self.folder, "rev-parse", "HEAD").strip()
 
 

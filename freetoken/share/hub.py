@@ -15,6 +15,7 @@ from freetoken.checkpoint.hub import (
     OfflineError,
     describe,
     hf_endpoint,
+    hf_token,
     is_offline,
     is_safe_name,
     network_errors,
@@ -22,6 +23,7 @@ from freetoken.checkpoint.hub import (
 )
 from freetoken.errors import BadFileError, UsageError
 from freetoken.share.bundle import SUFFIX
+from freetoken.share.registry import OutdatedError
 
 T = TypeVar("T")
 TRIES = 5
@@ -70,27 +72,39 @@ class HubPlace:
     def write(self, files: Mapping[str, bytes], message: str) -> str:
         """One commit with all `files`; its address. It is all or nothing, so a broken connection is tried again."""
         from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-        api = HfApi(endpoint=hf_endpoint())
+        api = HfApi(endpoint=hf_endpoint(), token=hf_token())
         kind = {"repo_type": "dataset"}
         self._ask(lambda: api.create_repo(self.repo, private=self.is_private or None, exist_ok=True, **kind))
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in files.items()]
-        made: Any = self._ask(
-            lambda: api.create_commit(self.repo, operations, commit_message=message, revision=self.revision, **kind)
-        )
+        # Over the very state that was read: the index of two pushes at a time would else lose one of them.
+        parent = self._opened.commit if self._opened is not None else None
+        try:
+            made: Any = self._ask(
+                lambda: api.create_commit(
+                    self.repo, operations, commit_message=message, revision=self.revision, parent_commit=parent, **kind
+                )
+            )
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            hint = "a token that may write (HF_TOKEN), and a branch that is there"
+            raise UsageError(f"{self.describe()} has no branch `{self.revision}` to write to", hint=hint) from error
         self._opened = None
         return str(made.commit_url)
 
     def _open(self) -> DatasetRepo | None:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
         if self._opened is None:
-            api = HfApi(endpoint=hf_endpoint())
+            api = HfApi(endpoint=hf_endpoint(), token=hf_token())
             try:
                 info: Any = self._ask(
                     lambda: api.dataset_info(self.repo, revision=self.revision, files_metadata=True, timeout=30)
                 )
+            except GatedRepoError as error:
+                hint = f"ask for access at {hf_endpoint()}/datasets/{self.repo}, then set HF_TOKEN"
+                raise UsageError(f"{self.describe()} is gated", hint=hint) from error
             except (RepositoryNotFoundError, RevisionNotFoundError):
                 return None
             files = tuple(read_sibling(one) for one in info.siblings or () if is_safe_name(one.rfilename))
@@ -111,6 +125,9 @@ class HubPlace:
                 if status in (401, 403):
                     hint = "set HF_TOKEN to a token that may write there"
                     raise UsageError(f"{self.describe()}: the hub answered {status}", hint=hint) from error
+                if status in (409, 412):
+                    hint = "somebody else pushed meanwhile; try again"
+                    raise OutdatedError(f"{self.describe()}: {describe(error)}", hint=hint) from error
                 if attempt + 1 == TRIES or (status is not None and status < 500 and status not in (408, 429)):
                     raise HubError(f"{self.describe()}: {describe(error)}") from error
             except network_errors() as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from freetoken.recipe.model import NAME_PATTERN, TextLike
 
@@ -16,9 +16,14 @@ BUNDLE_VERSION = 1
 
 Sha256 = Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
 SettingName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,39}$")]
-SettingValue = bool | int | float | Annotated[str, TextLike(r"^[\w.,:+-]{0,40}$")]
+SettingValue = (
+    bool | Annotated[int, Field(ge=-(1 << 60), le=1 << 60)] | Annotated[float, Field(ge=-1e18, le=1e18)]
+    | Annotated[str, TextLike(r"^[A-Za-z0-9_.,:+-]{0,40}$")]
+)  # fmt: skip
 MetricName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,59}$")]
-Day = Annotated[str, TextLike(r"^\d{4}-\d{2}-\d{2}$")]
+Day = Annotated[str, TextLike(r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+#: A figure in any unit: times, rates and bytes, none of them negative.
+FigureValue = Annotated[float, Field(ge=0, le=1e18)]
 
 
 def _plain_text(value: str) -> str:
@@ -66,7 +71,7 @@ class MachineClass(ShareModel):
 
     fingerprint: Annotated[str, TextLike(r"^[0-9a-f]{16}$")] | None = None
     gpu: Text | None = None
-    compute_capability: Annotated[str, TextLike(r"^\d{1,2}\.\d$")] | None = None
+    compute_capability: Annotated[str, TextLike(r"^[0-9]{1,2}\.[0-9]$")] | None = None
     vram_bytes: Bytes = 0
     pcie_generation: Annotated[int, Field(ge=1, le=9)] | None = None
     pcie_width: Annotated[int, Field(ge=1, le=32)] | None = None
@@ -81,10 +86,16 @@ class MachineClass(ShareModel):
 class Figure(ShareModel):
     """A figure over all measurements of one setting: median with an interval, and on how many it rests."""
 
-    median: float
-    low: float
-    high: float
-    n: Annotated[int, Field(ge=1)]
+    median: FigureValue
+    low: FigureValue
+    high: FigureValue
+    n: Annotated[int, Field(ge=1, le=1 << 40)]
+
+    @model_validator(mode="after")
+    def _median_lies_between(self) -> Figure:
+        if not self.low <= self.median <= self.high:
+            raise ValueError("a median lies outside its interval")
+        return self
 
 
 class Measured(ShareModel):
@@ -112,14 +123,14 @@ class StudyPoint(ShareModel):
 
     settings: dict[SettingName, SettingValue]
     kind: Annotated[str, TextLike(r"^[a-z_]{1,20}$")]
-    figures: dict[MetricName, float] = {}
+    figures: dict[MetricName, FigureValue] = {}
     missing_bytes: Bytes = 0
 
 
 class WorkloadRef(ShareModel):
     """What was asked of the server: name, counts, and a hash over the counts."""
 
-    name: Annotated[str, Field(max_length=80), TextLike(r"^[\w.-]+$")]
+    name: Annotated[str, Field(max_length=80), TextLike(r"^[A-Za-z0-9_.-]+$")]
     sha256: Sha256
 
 
@@ -128,7 +139,7 @@ class Evidence(ShareModel):
 
     version: Literal[1] = 1
     engine: Annotated[str, TextLike(r"^[a-z0-9]{1,40}$")]
-    engine_version: Annotated[str, TextLike(r"^[\w.+!-]{1,60}$")] | None = None
+    engine_version: Annotated[str, TextLike(r"^[A-Za-z0-9_.+!-]{1,60}$")] | None = None
     workload: WorkloadRef
     machine: MachineClass | None = None
     #: Settings of the plan that the author ran, expert slots in bytes.
@@ -138,9 +149,12 @@ class Evidence(ShareModel):
     study: Annotated[tuple[StudyPoint, ...], Field(max_length=500)] = ()
 
     def best(self) -> Measured | None:
-        """The valid measurement with the most tokens per second; None where there is none."""
+        """The valid measurement with the most tokens per second; None where there is none.
+
+        The one answer that proves a start counts only where nothing else was measured.
+        """
         valid = [one for one in self.measured if not one.is_invalid and "decode_tps" in one.figures]
-        return max(valid, key=lambda one: one.figures["decode_tps"].median, default=None)
+        return max(valid, key=lambda one: (one.kind != "proof", one.figures["decode_tps"].median), default=None)
 
 
 def compact(settings: dict[str, Any], slot_bytes: int) -> dict[str, Any]:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from freetoken.errors import UsageError
 from freetoken.share.archive import read_bytes
 from freetoken.share.bundle import SUFFIX
-from freetoken.share.registry import FolderPlace, Place, pull_bundle, push_bundle
+from freetoken.share.registry import (
+    FolderPlace,
+    Index,
+    OutdatedError,
+    Place,
+    make_index,
+    pull_bundle,
+    push_bundle,
+    read_index,
+)
+
+T = TypeVar("T")
+#: Times that a registry is read and written again where others write to it.
+TRIES = 4
 
 _HF = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 _GIT = re.compile(r"git\+([a-z]+://[^@\s]+(?:@[^@/\s]+/[^@\s]+)?)(?:@([\w./-]+))?", re.ASCII)
@@ -51,7 +65,41 @@ def pull(target: str, name: str | None = None) -> tuple[str, bytes]:
         return pull_bundle(place, name)
 
 
-def push(target: str, data: bytes, *, is_private: bool = False) -> tuple[str, str]:
-    """Puts a bundle into the registry at `target`; its file there, and where that can be seen."""
+def list_registry(target: str) -> Index:
+    """The index of the registry at `target`. Raises UsageError where it has none."""
+    with open_place(target) as place:
+        index = read_index(place)
+        if index is None:
+            files = place.list_bundles()
+            names = ", ".join(f"`{Path(one).name.removesuffix(SUFFIX)}`" for one in files[:20]) or "no bundle"
+            raise UsageError(
+                f"{place.describe()} has no index; it holds {names}", hint=f"`ft push {target} --reindex` makes one"
+            )
+        return index
+
+
+def push(target: str, data: bytes, *, is_private: bool = False, is_replacing: bool = False) -> tuple[str, str]:
+    """Puts a bundle into the registry at `target`; its file there, and where that can be seen.
+
+    Raises UsageError where another bundle has its name there, unless `is_replacing`.
+    """
+    return _write(
+        target, lambda place: push_bundle(place, data, is_replacing=is_replacing), is_private=is_private
+    )  # fmt: skip
+
+
+def reindex(target: str) -> tuple[Index, tuple[str, ...], str]:
+    """The index of `target`, made anew from its bundles; what is wrong with the others, and where it can be seen."""
+    return _write(target, make_index)
+
+
+def _write(target: str, change: Callable[[Place], T], *, is_private: bool = False) -> T:
+    """What `change` gives; begun anew with what is there where somebody else was faster."""
+    for _ in range(TRIES - 1):
+        try:
+            with open_place(target, is_private=is_private) as place:
+                return change(place)
+        except OutdatedError:
+            continue
     with open_place(target, is_private=is_private) as place:
-        return push_bundle(place, data)
+        return change(place)

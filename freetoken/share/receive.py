@@ -77,8 +77,6 @@ def _add_trust(bundle: Bundle, name: str, confirm: Callable[[str], bool] | None)
     signer = bundle.signer
     if signer.kind == "none":
         raise UsageError("the bundle is not signed, so there is no key to trust")
-    if name == "me" or not name.isidentifier():
-        raise UsageError(f"`{name}` cannot be the name of a key: letters, digits and `_`")
     if signer.kind == "unknown":
         if confirm is None or not confirm(f"trust {signer.public_key} as `{name}`?"):
             raise UsageError(f"{signer.public_key} was not put on the trust list", hint="`--yes` answers for you")

@@ -50,8 +50,15 @@ class Index(ShareModel):
     bundles: Annotated[dict[Annotated[str, TextLike(NAME_PATTERN)], Entry], Field(max_length=MAX_LISTED)] = {}
 
 
+class OutdatedError(FtError):
+    """Somebody else wrote to the registry after it was read; reading again and writing again is safe."""
+
+
 class Place(Protocol):
-    """Where a registry lies. `read` gives None for a file that is not there; `write` puts all files there at once."""
+    """Where a registry lies. `read` gives None for a file that is not there; `write` puts all files there at once.
+
+    `write` raises OutdatedError where what was read before is no longer what is there.
+    """
 
     def describe(self) -> str:
         """How messages name it."""
@@ -73,31 +80,70 @@ class Place(Protocol):
 def pull_bundle(place: Place, name: str | None) -> tuple[str, bytes]:
     """File name and bytes of the bundle called `name`, or of the only one; UsageError where that is not clear."""
     index = read_index(place)
-    if index is None:
-        return _pull_unlisted(place, name)
+    if index is None or (name is not None and name not in index.bundles):
+        return _pull_unlisted(place, name, () if index is None else tuple(index.bundles))
     chosen = _choose(list(index.bundles), name, place)
     entry = index.bundles[chosen]
+    hint = "whoever keeps the registry makes its index anew: `ft push TARGET --reindex`"
     data = place.read(entry.file, MAX_BUNDLE_BYTES)
     if data is None:
-        raise BadFileError(f"{place.describe()}: the index has `{chosen}`, but there is no {entry.file}")
+        raise BadFileError(f"{place.describe()}: the index has `{chosen}`, but there is no {entry.file}", hint=hint)
     found = hashlib.sha256(data).hexdigest()
     if found != entry.sha256:
-        raise BadFileError(f"{place.describe()}: {entry.file} has SHA-256 {found}, the index has {entry.sha256}")
+        raise BadFileError(
+            f"{place.describe()}: {entry.file} has SHA-256 {found}, the index has {entry.sha256}", hint=hint
+        )
     return f"{chosen}{SUFFIX}", data
 
 
-def push_bundle(place: Place, data: bytes) -> tuple[str, str]:
+def push_bundle(place: Place, data: bytes, *, is_replacing: bool = False) -> tuple[str, str]:
     """Puts a bundle and the renewed index into `place`; its file there and what `write` gave.
 
-    The bundle is judged first, as whoever pulls it will.
+    The bundle is judged first, as whoever pulls it will. Raises UsageError where another one has its name there.
     """
     bundle = read_bundle(data, "the bundle")
     index = read_index(place) or Index()
     file = f"bundles/{bundle.recipe.name}{SUFFIX}"
-    renewed = Index(bundles=dict(sorted({**index.bundles, bundle.recipe.name: make_entry(bundle, file)}.items())))
-    plain = renewed.model_dump(mode="json", exclude_none=True)
-    files = {file: data, INDEX: (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode()}
-    return file, place.write(files, f"Add {bundle.recipe.name}")
+    there = None if is_replacing else place.read(file, MAX_BUNDLE_BYTES)
+    if there is not None and there != data:
+        raise UsageError(
+            f"{place.describe()} holds another bundle `{bundle.recipe.name}` already",
+            hint="`--replace` puts this one in its place; or export it under another name: `--set name=NAME`",
+        )
+    index = Index(bundles={**index.bundles, bundle.recipe.name: make_entry(bundle, file)})
+    return file, place.write({file: data, INDEX: dump_index(index)}, f"Add {bundle.recipe.name}")
+
+
+def make_index(place: Place) -> tuple[Index, tuple[str, ...], str]:
+    """Judges every bundle in `place` and writes an index of those that are fine; the others with what is wrong.
+
+    The index that is there is not looked at, so that one that lies is put right.
+    """
+    entries: dict[str, Entry] = {}
+    wrong: list[str] = []
+    for file in place.list_bundles()[:MAX_LISTED]:
+        try:
+            data = place.read(file, MAX_BUNDLE_BYTES)
+            if data is None or not file.startswith("bundles/"):
+                wrong.append(f"{file}: not in bundles/, where an index looks")
+                continue
+            bundle = read_bundle(data, file)
+            if file != f"bundles/{bundle.recipe.name}{SUFFIX}":
+                wrong.append(
+                    f"{file}: holds `{bundle.recipe.name}`, whose file is bundles/{bundle.recipe.name}{SUFFIX}"
+                )
+                continue
+            entries[bundle.recipe.name] = make_entry(bundle, file)
+        except BadFileError as error:
+            wrong.append(error.message)
+    index = Index(bundles=entries)
+    return index, tuple(wrong), place.write({INDEX: dump_index(index)}, "Renew the index")
+
+
+def dump_index(index: Index) -> bytes:
+    """The index as a file, bundles in the order of their names."""
+    plain = index.model_dump(mode="json", exclude_none=True)
+    return (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode()
 
 
 def make_entry(bundle: Bundle, file: str) -> Entry:
@@ -131,10 +177,11 @@ def read_index(place: Place) -> Index | None:
         raise BadFileError(f"{place.describe()}: {INDEX} is not the index of a registry") from error
 
 
-def _pull_unlisted(place: Place, name: str | None) -> tuple[str, bytes]:
-    files = place.list_bundles()
-    chosen = _choose([Path(one).name.removesuffix(SUFFIX) for one in files], name, place)
-    file = next(one for one in files if Path(one).name == f"{chosen}{SUFFIX}")
+def _pull_unlisted(place: Place, name: str | None, listed: tuple[str, ...]) -> tuple[str, bytes]:
+    """A bundle that no index names; `listed` are the names that one has."""
+    files = [one for one in place.list_bundles() if one.count("/") == 0 or one.startswith("bundles/")]
+    chosen = _choose([*listed, *(Path(one).name.removesuffix(SUFFIX) for one in files)], name, place)
+    file = next((one for one in files if Path(one).name == f"{chosen}{SUFFIX}"), f"bundles/{chosen}{SUFFIX}")
     data = place.read(file, MAX_BUNDLE_BYTES)
     if data is None:
         raise BadFileError(f"{place.describe()}: there is no {file}")
@@ -142,14 +189,17 @@ def _pull_unlisted(place: Place, name: str | None) -> tuple[str, bytes]:
 
 
 def _choose(names: list[str], name: str | None, place: Place) -> str:
-    names = [one for one in names if re.fullmatch(NAME_PATTERN, one)]
+    names = [one for one in dict.fromkeys(names) if re.fullmatch(NAME_PATTERN, one)]
     if name is None and len(names) == 1:
         return names[0]
     if name in names and name is not None:
         return name
     shown = ", ".join(f"`{one}`" for one in names[:20]) or "none"
+    if name is None and names:
+        hint = f"it has: {shown}; `--list` shows what they are"
+        raise UsageError(f"{place.describe()} holds {len(names)} bundles; name one", hint=hint)
     if name is None:
-        raise UsageError(f"{place.describe()} holds {len(names)} bundles; name one", hint=f"it has: {shown}")
+        raise UsageError(f"{place.describe()} holds no bundle", hint="`ft push TARGET RECIPE` puts one there")
     raise UsageError(f"{place.describe()} has no bundle `{name}`{nearest(name, names)}", hint=f"it has: {shown}")
 
 

@@ -7,12 +7,14 @@ A signature says who vouches for a bundle, not that it is safe: what an import r
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from freetoken import paths
 from freetoken.errors import BadFileError, UsageError
 from freetoken.recipe.dump import dump_yaml
+from freetoken.recipe.lookup import nearest
 from freetoken.recipe.nodes import read_yaml
 from freetoken.share.model import Signature
 
@@ -119,12 +121,38 @@ def read_trusted() -> dict[str, str]:
 
 
 def trust(name: str, public_key: str) -> None:
-    """Puts a key on the trust list under `name`."""
-    known = {key: value for key, value in read_trusted().items() if key != "me"}
+    """Puts a key on the trust list under `name`. Raises UsageError for what is no name, no key, or a name taken."""
+    known = _read_list()
+    if name == "me" or not re.fullmatch(r"[A-Za-z_][\w.-]{0,39}", name, re.ASCII):
+        raise UsageError(f"`{name}` cannot be the name of a key: at most 40 letters, digits, `_`, `.` and `-`")
+    if not re.fullmatch(r"[0-9a-f]{64}", public_key):
+        raise UsageError(f"`{public_key[:80]}` is no public key: 64 hexadecimal digits, as `ft recipe key` prints them")
+    if public_key in _WEAK_KEYS:
+        raise UsageError("that is a key that anybody could use")
+    if known.get(name, public_key) != public_key:
+        raise UsageError(
+            f"`{name}` is the name of another key: {known[name]}", hint=f"`ft recipe trust {name} --remove` forgets it"
+        )
+    _write_list({**known, name: public_key})
+
+
+def forget(name: str) -> None:
+    """Takes a key off the trust list. Raises UsageError where there is none of the name."""
+    known = _read_list()
+    if name not in known:
+        raise UsageError(f"no key `{name}` on the trust list{nearest(name, list(known))}")
+    _write_list({key: value for key, value in known.items() if key != name})
+
+
+def _read_list() -> dict[str, str]:
+    return {name: key for name, key in read_trusted().items() if name != "me"}
+
+
+def _write_list(known: dict[str, str]) -> None:
     path = trust_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(dump_yaml({**known, name: public_key}), encoding="utf-8")
+    temporary.write_text(dump_yaml(known), encoding="utf-8")
     os.replace(temporary, path)
 
 
@@ -133,7 +161,7 @@ def _read_key() -> Ed25519PrivateKey:
 
     path = key_path()
     if not path.is_file():
-        raise UsageError("this machine has no key to sign with", hint="`ft export --new-key` makes one")
+        raise UsageError("this machine has no key to sign with", hint="`ft recipe key --new` makes one")
     try:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
     except (OSError, ValueError) as error:

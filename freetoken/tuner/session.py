@@ -29,8 +29,10 @@ from freetoken.supervisor.locks import read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.deploying import DeployLauncher
 from freetoken.tuner.facts import make_facts
+from freetoken.tuner.method import Method
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
 from freetoken.tuner.record import StudyResult, is_ended, write_facts, write_result
+from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study, to_store_names
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
@@ -85,6 +87,9 @@ class TunePreview(TunerModel):
     default: Point
     default_words: str
     planned: Point
+    #: Points of a shared bundle that a new study would try first, and whose they are.
+    seeds: tuple[Point, ...] = ()
+    seeds_words: str = ""
     device: str
 
 
@@ -112,8 +117,8 @@ class Session:
     options: Options = field(default_factory=Options)
     say: Callable[[str, str], None] = lambda phase, message: None
     on_progress: Callable[[Progress], None] = lambda progress: None
-    #: Points of a shared bundle, given the bytes of an expert slot here.
-    find_seeds: Callable[[int], Sequence[Point]] = lambda slot_bytes: ()
+    #: Points of a shared bundle, in this machine's counts.
+    find_seeds: Callable[[PlannedSite], Seeds] = lambda site: Seeds()
 
     def __post_init__(self) -> None:
         recipe = self.loaded.recipe
@@ -135,7 +140,7 @@ class Session:
         if space is None:
             raise UsageError(
                 f"`{self.loaded.recipe.name}` leaves nothing open: every setting has a value",
-                hint="set what may be tuned to `auto`",
+                hint="`--free` tunes all that the recipe fixes; or set what may be tuned to `auto`",
             )
         site = PlannedSite(request, adapter, space)
         if site.plan_attempt is None or not site.plan_attempt.budget.is_feasible:
@@ -152,12 +157,17 @@ class Session:
         words = "the engine has no such setting here"
         if forecast is not None:
             words = f"{forecast.missing_bytes:,} bytes are missing" if forecast.missing_bytes else "fits by plan"
+        seeds = self.find_seeds(site)
+        can_resize = "live_resize" in site.adapter.capabilities
+        tried = fit_seeds(Method(site, self.objectives, self.limits, can_resize=can_resize), seeds.points)
         return TunePreview(
             study=self.study_name(site.request),
             knobs=tuple(one.model_dump(mode="json", exclude_defaults=True) for one in site.space),
             default=default,
             default_words=words,
             planned=site.planned_point(),
+            seeds=tuple(tried),
+            seeds_words=describe_seeds(tried, seeds),
             device=_device(site),
         )
 
@@ -215,22 +225,26 @@ class Session:
         return self.options.repeats or (1 if self.budget_s < SHORT_BUDGET_S else 2)
 
     def _make_search(self, site: PlannedSite, launcher: DeployLauncher, used_s: float) -> Search:
+        recipe = self.loaded.recipe
         paths.state_dir().mkdir(parents=True, exist_ok=True)
         is_shared = self.options.storage is not None
         storage = open_storage(self.options.storage or f"sqlite:///{paths.studies_path()}", is_shared=is_shared)
         left_s = max(0.0, self.budget_s - used_s) if self.options.is_resuming else self.budget_s
         name = self._choose_study(storage, is_shared=is_shared)
         budget = Budget(
-            seconds=left_s, trials=self.options.trials or self.loaded.recipe.tune.trials, starts=self.options.starts,
+            seconds=left_s, trials=self.options.trials or recipe.tune.trials, starts=self.options.starts,
             reserve_s=CONFIRM_SHARE * left_s,
         )  # fmt: skip
-        forecast = site.forecast(site.planned_point())
+        seeds = Seeds() if self.options.is_resuming else self.find_seeds(site)
         search = Search(
             site, launcher, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
-            say=self._show, on_trial=lambda one: self._record(site, launcher, one),
-            seeds=self.find_seeds(forecast.slot_bytes if forecast is not None else 0), is_shared=is_shared,
+            say=self._show, on_trial=lambda one: self._record(site, launcher, one), seeds=seeds.points,
+            is_shared=is_shared,
         )  # fmt: skip
+        mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
+        if search.seeded is not None:
+            self.say("seeds", describe_seeds(search.seeded, seeds))
         return search
 
     def _choose_study(self, storage: BaseStorage, *, is_shared: bool) -> str:
@@ -428,8 +442,6 @@ class Session:
         from freetoken.store.rows import ResultRow
 
         request = site.request
-        renamed = {key.removesuffix("_s") + "_ms" if key.startswith(("ttft", "itl")) else key: (
-            value * 1000 if key.startswith(("ttft", "itl")) else value) for key, value in figures.items()}  # fmt: skip
         try:
             with open_store() as store:
                 fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
@@ -437,7 +449,7 @@ class Session:
                     run_id=run_id, machine_id=store.record_machine(request.hardware, fingerprint),
                     recipe_name=request.recipe.name, workload=request.recipe.workload.name,
                     engine=request.recipe.engine.name, engine_version=request.engine_version,
-                    model_name=request.shape.name, kind=kind, settings=settings, metrics=renamed,
+                    model_name=request.shape.name, kind=kind, settings=settings, metrics=to_store_names(figures),
                 )  # fmt: skip
                 store.record_result(row)
         except FtError as error:
@@ -507,6 +519,18 @@ def choose_workload(loaded: LoadedRecipe, name: str | None) -> LoadedRecipe:
 
     workload = load_workload(name)
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"workload": workload}))
+
+
+def free_settings(loaded: LoadedRecipe) -> LoadedRecipe:
+    """`loaded` with every setting open that a search may turn; the device and what changes answers stay as they are."""
+    settings = loaded.recipe.settings
+    kept = {name: getattr(settings, name) for name in ("gpu", "kv_dtype", "state_dtype")}
+    provenance = {
+        key: origin for key, origin in loaded.provenance.items()
+        if not key.startswith("settings.") or key.removeprefix("settings.") in kept
+    }  # fmt: skip
+    recipe = loaded.recipe.model_copy(update={"settings": type(settings)(**kept)})
+    return replace(loaded, recipe=recipe, provenance=provenance)
 
 
 def parse_objectives(values: Sequence[str]) -> tuple[str, ...]:

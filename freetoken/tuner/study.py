@@ -19,6 +19,7 @@ from freetoken.tuner.launching import Launcher
 from freetoken.tuner.method import Method, distinct_starts
 from freetoken.tuner.objectives import Limit, Objective, missed_limits, pareto_front
 from freetoken.tuner.sampler import ModelSampler
+from freetoken.tuner.seeds import fit_seeds
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import should_stop
 from freetoken.tuner.storage import open_storage as open_storage
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 #: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
 RETRIES = 1
-#: Seeds that are tried before the method takes over: each may cost a start.
-MAX_SEEDS = 3
 #: So many starts without one that worked mean that something else than settings is wrong.
 HOPELESS_STARTS = 5
 
@@ -90,12 +89,14 @@ class Search:
     stop_rule: Callable[..., str | None] | None = should_stop
     #: Other machines, equal to this one, may be at work on the study at the same time.
     is_shared: bool = False
-    #: Points that somebody found on another machine: a new study tries them first, slots cut to what fits here.
+    #: Points that somebody found on another machine: a new study tries the first that can run here before all else.
     seeds: Sequence[Point] = ()
     #: Told after every trial, e.g. to keep rows in the store.
     on_trial: Callable[[Observation], None] = lambda observation: None
     _running_key: tuple[object, ...] | None = field(default=None, init=False)
     _running_start: int = field(default=0, init=False)
+    #: What of `seeds` this study was begun with; None where it was under way already.
+    seeded: list[Point] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.method = Method(self.site, self.objectives, self.limits, can_resize=self.launcher.can_resize)
@@ -132,7 +133,8 @@ class Search:
         history = trials.read_history(self.study)
         best = self.method.best(history)
         misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
-        front = pareto_front(history, self.objectives, self.limits)
+        merged = trials.merge_repeats(history, self.site.space.canonical)
+        front = pareto_front(merged, self.objectives, self.limits)
         return SearchEnd(history, best, front, reason, distinct_starts(history), misses)
 
     def left_s(self) -> float | None:
@@ -183,17 +185,9 @@ class Search:
 
     def _enqueue_seeds(self) -> None:
         words = {trials.STAGE: "seed", trials.REASON: "found on another machine"}
-        tried: list[Point] = []
-        for seed in self.seeds[:MAX_SEEDS]:
-            point = self.site.space.clip({**self.site.default_point(), **seed})
-            safe = self.method.candidate(point)
-            if safe is None:
-                continue  # it cannot run here whatever its slots
-            if safe.forecast.high and "expert_slots" in point:
-                point = self.site.space.clip({**point, "expert_slots": min(point["expert_slots"], safe.slots)})
-            if point not in tried:
-                tried.append(point)
-                self.study.enqueue_trial(point, user_attrs=words)
+        self.seeded = fit_seeds(self.method, self.seeds)
+        for point in self.seeded:
+            self.study.enqueue_trial(point, user_attrs=words)
 
     def _ask(self) -> Trial:
         """A new trial; in a shared study one that no other process has in hand."""

@@ -91,10 +91,13 @@ def test_a_connection_that_breaks_on_the_way_is_taken_up_again(hub: FakeHub, ft:
     assert any("bytes=1000-" in one for one in hub.requests)
 
 
-def test_a_second_bundle_joins_the_index(hub: FakeHub, ft: Any) -> None:
+def test_another_bundle_of_the_same_name_is_replaced_when_asked(hub: FakeHub, ft: Any) -> None:
     ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
     signed = FIXTURE.with_name("bundle-v1-signed.ftbundle")
-    assert ft("push", "hf:me/recipes", str(signed), "--yes")[0] == 0
+    code, _, said = ft("push", "hf:me/recipes", str(signed), "--yes")
+    assert (code, "hf:me/recipes holds another bundle `mine` already" in said) == (2, True)
+    assert pulled(ft, "hf:me/recipes") == FIXTURE.read_bytes()
+    assert ft("push", "hf:me/recipes", str(signed), "--yes", "--replace")[0] == 0
     index = json.loads((hub.root / "datasets/me/recipes/index.json").read_text())
     assert list(index["bundles"]) == ["mine"]
     assert pulled(ft, "hf:me/recipes@main") == signed.read_bytes()

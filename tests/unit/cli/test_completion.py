@@ -5,7 +5,7 @@ import pytest
     ("words", "offered"),
     [
         ("ft pl", ["plain,plan"]),
-        ("ft recipe ", ["plain,from-command", "plain,from-yaml", "plain,list", "plain,show"]),
+        ("ft recipe ", [f"plain,{one}" for one in ("from-command", "from-yaml", "key", "list", "show", "trust")]),
         ("ft plan mi", ["plain,mine", "file,mi"]),
         ("ft plan mine --profile rtx-3060-12gb", ["plain,rtx-3060-12gb", "plain,rtx-3060-12gb-wsl"]),
         ("ft plan mine --workload a", ["plain,agent-32k", "plain,agent-8k"]),

@@ -2,7 +2,7 @@ import json
 
 from freetoken.adapters import get_adapter
 from freetoken.deploy.lock import compute_slot_bytes
-from freetoken.deploy.prepare import prepare_plan
+from freetoken.deploy.prepare import prepare_plan, prepare_request
 from freetoken.recipe.load import load_recipe
 from freetoken.share.bundle import read_bundle
 from freetoken.share.seeds import find_seeds
@@ -55,13 +55,26 @@ def test_the_tuner_starts_from_what_the_author_found_rescaled(big, small):
     big.ft("export", "mine.yaml", "-o", "mine.ftbundle")
     _, out, _ = small.ft("import", str(file), "--profile", small.profile, "--json")
     recipe = load_recipe(json.loads(out)["recipe_path"])
+    request = prepare_request(recipe, hardware=small.hardware)
     here = prepare_plan(recipe, hardware=small.hardware)
-    seeds = find_seeds(recipe.path, "mine", compute_slot_bytes(here), here.settings.expert_slots)
-    # The fastest first; slots that do not fit are cut to what does.
-    assert [seed["expert_slots"] for seed in seeds] == [900, here.settings.expert_slots]
-    assert {seed["prefill_chunk_tokens"] for seed in seeds} == {4096}
+    seeds = find_seeds(recipe.path, request, compute_slot_bytes(here))
+    # The fastest first.
+    assert [seed["expert_slots"] for seed in seeds.points] == [900, 4000]
+    assert {seed["prefill_chunk_tokens"] for seed in seeds.points} == {4096}
+    assert seeds.words.startswith("found with `mine` on NVIDIA GeForce RTX 4060 Ti; GPU: ")
     known = {knob.name for knob in get_adapter("freetoken").knobs}
-    assert {"expert_slots", "kv_tokens", "strategy", "prefill_chunk_tokens"} <= set(seeds[0]) & known
+    assert {"expert_slots", "kv_tokens", "strategy", "prefill_chunk_tokens"} <= set(seeds.points[0]) & known
+
+
+def test_a_bundle_of_another_model_seeds_nothing(big, small):
+    file, _ = bring(big, 60.0)
+    small.ft("import", str(file), "--profile", small.profile)
+    path = small.write(name="mine")
+    path.write_text(path.read_text().replace("Qwen3.6-35B-A3B-NVFP4", "Qwen3-30B-A3B"))
+    loaded = load_recipe(str(path))
+    shown = load_recipe(str(small.folder / "state" / "imports" / "mine.yaml"))
+    request = prepare_request(shown, hardware=small.hardware).model_copy(update={"recipe": loaded.recipe})
+    assert find_seeds(loaded.path, request, 4096).points == ()
 
 
 def test_export_import_export_gives_the_same_bytes(big, small):

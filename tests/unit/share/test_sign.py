@@ -60,7 +60,7 @@ def test_our_own_key_is_trusted_and_for_our_eyes_alone(big):
 def test_signing_without_a_key_says_how_to_get_one(big):
     code, _, said = big.ft("export", str(big.write()), "--sign")
     assert code == 2
-    assert "`ft export --new-key` makes one" in said
+    assert "`ft recipe key --new` makes one" in said
 
 
 def test_the_same_bundle_signed_twice_has_the_same_bytes(big):
