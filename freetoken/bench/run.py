@@ -54,6 +54,8 @@ class BenchOptions:
     base_dir: Path | None = None
     read_gpu: ReadGpu | None = None
     read_host: ReadHost | None = None
+    #: Expert hits so far of an engine whose API does not count them, from the bytes of one slot.
+    read_hits: Callable[[int], MoeHits | None] | None = None
     sample_period_s: float = sample.PERIOD_S
 
 
@@ -80,7 +82,7 @@ def run_workload(
     """
     started = time.perf_counter()
     options = options or BenchOptions()
-    with ControlClient(base_url, api_key) as control:
+    with ControlClient(base_url, api_key, read_hits=options.read_hits) as control:
         run = _Run(control, base_url, api_key, workload, seed, unseen, log or (lambda _: None), options)
         gpu = options.read_gpu or find_gpu_reader(run.gpu_uuid)
         host = options.read_host or HostReader(engine_pid)
@@ -332,8 +334,8 @@ def _prepare(script: Script, repeat: int) -> list[Conversation]:
 
 
 def _with_counters(totals: RepeatTotals, before: MoeHits | None, after: MoeHits | None) -> RepeatTotals:
-    """`totals` with the differences of the hit counters; without them where they were set back in between."""
-    if before is None or after is None or after.lookups < before.lookups:
+    """`totals` with the differences of the hit counters; without them where they were set back in between, or stand."""
+    if before is None or after is None or after.lookups <= before.lookups:
         return totals
     return replace(
         totals, hits=after.hits - before.hits, lookups=after.lookups - before.lookups,

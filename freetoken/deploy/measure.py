@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from freetoken.bench.result import BenchResult
 from freetoken.bench.targets import TargetCheck, check_targets
+from freetoken.deploy.hits import make_hit_counter
 from freetoken.errors import FtError, UsageError
 from freetoken.recipe.model import Recipe
 
@@ -95,7 +96,7 @@ def measure_target(
     """Measures, records and checks. Raises what `run_workload` raises."""
     from freetoken.bench.run import BenchOptions, run_workload
 
-    options = BenchOptions(base_dir=base_dir, deadline_s=deadline_s)
+    options = BenchOptions(base_dir=base_dir, deadline_s=deadline_s, read_hits=make_hit_counter(target.run_dir))
     result = run_workload(
         target.base_url, workload, repeats=repeats, seed=seed, api_key=target.api_key, log=log,
         engine_pid=target.engine_pid, options=options,

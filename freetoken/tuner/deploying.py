@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
+from freetoken.deploy.hits import make_hit_counter
 from freetoken.deploy.stop import withdraw
 from freetoken.deploy.tools import DEFAULT_TOOLS, Step, Tools
 from freetoken.errors import FtError, NotReadyError
@@ -125,7 +126,11 @@ class DeployLauncher:
                 api_key=self._api_key(),
                 log=self.log,
                 engine_pid=engine.pid if engine is not None else None,
-                options=BenchOptions(deadline_s=self.deadline_s, base_dir=self.loaded.base_dir),
+                options=BenchOptions(
+                    deadline_s=self.deadline_s,
+                    base_dir=self.loaded.base_dir,
+                    read_hits=make_hit_counter(record.folder if record is not None else None),
+                ),
             )
         except FtError as error:
             return Outcome(kind=self._why(error), words=_words(error), run_id=run_id)

@@ -11,8 +11,10 @@ import pytest
 
 from freetoken.adapters.freetoken_flags import list_flags
 from freetoken.cli.target import connect
+from freetoken.deploy.measure import find_target, measure_target
 from freetoken.deploy.overview import read_overview
 from freetoken.errors import NotReadyError
+from freetoken.recipe.load import load_workload
 from freetoken.store import open_store
 from tests.e2e.life import make_lab, stop_all, wait_for  # noqa: F401
 from tests.e2e.upstream import UpstreamLab, make_upstream_lab  # noqa: F401
@@ -56,6 +58,18 @@ def test_it_is_launched_from_a_folder_with_our_own_package_and_proven_by_what_is
     state = up.lab.keeper_state()
     assert state is not None
     assert (state.state, state.cause) == ("stopped", "stopped on request: engine ended by SIGINT")
+
+
+def test_a_measurement_has_the_hit_rate_of_its_own_time_from_the_log(up: UpstreamLab) -> None:
+    up.play({"hit": "hit 40.0%, per layer-step miss 4.80 fetch 4.80 cpu 0.00"})
+    up.apply(**CHUNK)
+    target = find_target(up.lab.life())
+    log = up.lab.run_dirs()[-1] / "engine.log"
+    assert "hit 40.0%" in log.read_text()  # of the proof: no part of what is measured
+    workload = load_workload("chat-2k").model_copy(update={"turns": 1, "output_tokens": 16})
+    result = measure_target(target, workload, repeats=1).result
+    assert result.mean("hit_ratio") == pytest.approx(0.4, abs=0.001)
+    stop_all()
 
 
 def test_more_slots_are_a_live_resize_that_may_be_busy_or_take_its_time_and_a_strategy_is_a_restart(
