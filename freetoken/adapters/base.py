@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 if TYPE_CHECKING:
     from freetoken.adapters.replies import MoeHits
     from freetoken.checkpoint.shape import ModelShape
+    from freetoken.hardware.model import Hardware
     from freetoken.planner.memory import Limits, MemoryModel, ResolvedSettings
     from freetoken.planner.plan import Plan, PlanRequest
 
@@ -134,6 +135,10 @@ class EngineAdapter(ABC):
     def measure_lines(self, plan: "Plan", log: str, reserved_bytes: int) -> dict[str, int]:
         """Ledger key -> bytes that a start took, for lines that its API does not tell; see an adapter that has some."""
         return {}
+
+    def uses_gpu(self, hardware: "Hardware", gpu: int | str) -> bool:
+        """Whether it would run on the GPU of `hardware` called `gpu` (`auto`: the usual one); else on the CPU."""
+        return hardware.pick_gpu(gpu) is not None
 
     def default_attention(self, shape: "ModelShape") -> str | None:
         """The attention backend that a plan takes where the recipe leaves it open; None where there is no choice."""

@@ -9,9 +9,10 @@ from typing import ClassVar
 from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
 from freetoken.adapters.native_limits import LEAST_CAPABILITY, NativeLimits
 from freetoken.adapters.native_log import classify_log
-from freetoken.adapters.native_memory import NativeMemory
+from freetoken.adapters.native_memory import NativeMemory, can_use_gpu
 from freetoken.adapters.shared import NATIVE_ENV as SHARED_ENV
 from freetoken.errors import UsageError
+from freetoken.hardware.model import Hardware
 from freetoken.planner.plan import Plan
 
 
@@ -45,6 +46,10 @@ class NativeAdapter(EngineAdapter):
     def limits(self) -> NativeLimits:
         """What the engine can run at all."""
         return NativeLimits()
+
+    def uses_gpu(self, hardware: Hardware, gpu: int | str) -> bool:
+        """Where the driver and our torch both can."""
+        return can_use_gpu(hardware, gpu)
 
     def make_launch_spec(
         self,

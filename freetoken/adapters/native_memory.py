@@ -12,7 +12,7 @@ from typing import Literal
 from freetoken.adapters.model_costs import active_parameters, hit_curve_prior, shape_source
 from freetoken.adapters.native_lines import cpu_lines, element_bytes, host_lines, loaded_bytes, record_bytes, vram_lines
 from freetoken.checkpoint.shape import ModelShape
-from freetoken.hardware.model import Gpu
+from freetoken.hardware.model import Gpu, Hardware
 from freetoken.planner.budget import RAM_HEADROOM_BYTES, available_ram, find_gpu
 from freetoken.planner.memory import Admission, Line, ResolvedSettings, SpeedTraits
 from freetoken.planner.plan import PlanRequest
@@ -82,15 +82,18 @@ class NativeMemory:
 
 def choose_device(request: PlanRequest) -> Literal["cpu", "cuda"]:
     """`cuda` where there is an NVIDIA GPU that our torch can use; the CPU otherwise."""
-    hardware = request.hardware
+    return "cuda" if can_use_gpu(request.hardware, request.recipe.settings.gpu) else "cpu"
+
+
+def can_use_gpu(hardware: Hardware, name: int | str) -> bool:
+    """Whether the GPU called `name` is there and our torch can use it."""
     try:
-        gpu = hardware.pick_gpu(request.recipe.settings.gpu)
+        gpu = hardware.pick_gpu(name)
     except KeyError:
-        gpu = None
-    if gpu is None or gpu.vendor != "nvidia":
-        return "cpu"
+        return False
     # A CPU build of torch does not see the GPU; a profile does not say, so that planning assumes a CUDA build.
-    return "cpu" if hardware.is_probed and hardware.software.torch_cuda is None else "cuda"
+    can_cuda = not hardware.is_probed or hardware.software.torch_cuda is not None
+    return gpu is not None and gpu.vendor == "nvidia" and can_cuda
 
 
 def has_prefix_reuse(shape: ModelShape) -> bool:

@@ -112,6 +112,8 @@ def read_calibration(
     settings = loaded.recipe.settings
     attention = adapter.default_attention(shape) if settings.attention == "auto" else settings.attention
     context = make_line_context(hardware, adapter.name, version, settings.gpu, attention)
+    if not adapter.uses_gpu(hardware, settings.gpu):
+        context = context.model_copy(update={"gpu_generation": None})
     fingerprint = compute_fingerprint(hardware, adapter.name, version)
     calibration = read_stored(context, fingerprint, model_name=shape.name)
     workload = loaded.recipe.workload.name

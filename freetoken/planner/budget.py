@@ -17,6 +17,7 @@ WSL_HEADROOM_BYTES = 3 * GIB // 2
 #: Never planned away on any machine: the accuracy that a plan is held to.
 LEAST_HEADROOM_BYTES = 150 * MIB
 #: Left to the system besides everything that was in use when RAM was read.
+_CHUNK = "settings.prefill_chunk_tokens"
 RAM_HEADROOM_BYTES = 512 * MIB
 
 
@@ -149,13 +150,20 @@ def make_disk_ledger(request: PlanRequest, model: MemoryModel, settings: Resolve
 
 
 def correct_lines(request: PlanRequest, lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """`lines` corrected by what past launches measured: a line that was too small grows, one too large shrinks."""
+    """`lines` corrected by what past launches measured: a line that was too small grows, one too large shrinks.
+
+    What a prefill chunk takes is off in proportion to the chunk: measured with a small one, it is off by more with a
+    large one. Where what was measured was less than planned, the smaller share of that is believed.
+    """
     residuals = {one.key: one for one in request.calibration.residuals}
     if not residuals:
         return lines
     corrected = []
     for line in lines:
         residual = residuals.get(line.key)
+        if residual is not None and residual.planned_bytes and line.knob == _CHUNK:
+            scaled = round(residual.bytes * line.bytes / residual.planned_bytes)
+            residual = residual.model_copy(update={"bytes": max(scaled, residual.bytes)})
         if residual is None or residual.bytes == 0:
             corrected.append(line)
             continue

@@ -20,6 +20,8 @@ class Residual(PlannerModel):
     key: str
     bytes: int
     runs: int = 1
+    #: What those launches had planned for the line without any correction, mean bytes; None where nobody knows.
+    planned_bytes: int | None = None
 
 
 class Calibration(PlannerModel):

@@ -267,6 +267,7 @@ class Store:
             values += [*ENGINE_LINES, model_name]
         query = f"""
             SELECT key, CAST(ROUND(AVG(measured_bytes - planned_bytes + correction_bytes)) AS INTEGER) AS bytes,
+                   CAST(ROUND(AVG(MAX(0, planned_bytes - correction_bytes))) AS INTEGER) AS planned_bytes,
                    COUNT(*) AS runs
             FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY key ORDER BY recorded_at DESC) AS age
                   FROM measured_lines WHERE {same})
@@ -274,7 +275,10 @@ class Store:
         """
         with database.in_words(self.path):
             rows = self.connection.execute(query, tuple(values)).fetchall()
-        return tuple(Residual(key=row["key"], bytes=row["bytes"], runs=row["runs"]) for row in rows)
+        return tuple(
+            Residual(key=row["key"], bytes=row["bytes"], runs=row["runs"], planned_bytes=row["planned_bytes"])
+            for row in rows
+        )
 
     def _read_error(self, machine_id: int | None) -> tuple[float | None, int]:
         # The ledger that decides: VRAM where the launch had one, RAM on a CPU-only device.

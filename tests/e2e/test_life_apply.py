@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from freetoken import __version__
 from freetoken.deploy import ending, runs, stop
 from freetoken.deploy.apply import RefusedError
-from freetoken.deploy.prepare import prepare_request
-from freetoken.deploy.tools import Step
+from freetoken.deploy.prepare import make_line_context, prepare_request
+from freetoken.deploy.tools import Step, Tools
 from freetoken.errors import FtError, NotReadyError, UsageError
 from freetoken.planner.budget import describe_track_record
 from freetoken.recipe.load import load_recipe
 from freetoken.store import open_store
+from freetoken.store.rows import MeasuredLine
 from freetoken.supervisor import register
 from freetoken.supervisor.process import ProcessId, is_alive
 from tests.e2e.life import Lab, make_lab, stop_all, wait_for  # noqa: F401
 from tests.fakes.fake_adapter import SLOT_BYTES, make_tools
+from tests.fakes.planner_cases import make_gpu, make_machine
 
 
 def test_apply_launches_proves_and_records_and_a_second_apply_changes_nothing(lab: Lab) -> None:
@@ -159,6 +162,19 @@ def test_what_a_start_lacked_corrects_the_next_plan_which_says_how_far_off_it_wa
         f"plans were {again.mean_error_ratio:.1%} off on average over 2 launches here"
     )
     stop_all()
+
+
+def test_an_engine_on_the_cpu_learns_beside_a_gpu_that_it_cannot_use(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FT_STATE", str(tmp_path))
+    machine = make_machine(make_gpu(8, 7.6), is_probed=True)
+    assert machine.software.torch_cuda is None
+    loaded = load_recipe("demo")
+    with open_store() as store:
+        line = MeasuredLine(ledger="ram", key="runtime", planned_bytes=100, measured_bytes=170)
+        store.record_measured_lines("r1", [line], make_line_context(machine, "native", __version__, None))
+    tools = Tools(probe=lambda _: machine)
+    found = {one.key: one.bytes for one in prepare_request(loaded, tools=tools).calibration.residuals}
+    assert found == {"runtime": 70}
 
 
 def test_a_fixed_setting_that_does_not_start_is_a_no_with_the_reason(lab: Lab) -> None:

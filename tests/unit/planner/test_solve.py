@@ -1,6 +1,7 @@
 """`make_plan` as a whole: what fits is filled, what is fixed is obeyed, what does not fit is explained."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,21 @@ def test_measured_lines_correct_the_next_plan_and_are_said_to_be_measured():
     assert line.formula.endswith("+ 200 MiB measured in 3 launches")
     assert corrected.settings.expert_slots < plain.settings.expert_slots
     assert corrected.track_record == "plans were 2.1% off on average over 3 launches here"
+
+
+@pytest.mark.parametrize(("megabytes", "chunk", "expected"), [
+    (100, 2048, 100), (100, 8192, 400), (100, 1024, 100),  # too small a plan: more with a larger chunk, never less
+    (-100, 2048, -100), (-100, 1024, -50), (-100, 8192, -100),  # too large a one: the smaller share is believed
+])  # fmt: skip
+def test_what_a_chunk_took_beyond_its_plan_grows_with_the_chunk(megabytes: int, chunk: int, expected: int):
+    def transient(**calibration: Any) -> int:
+        request = {"calibration": Calibration(**calibration)}
+        plan = plan_card(16, 15.5, request=request, settings={"prefill_chunk_tokens": chunk})
+        return plan.vram.line("prefill_transient").bytes
+
+    of_2048 = transient() * 2048 // chunk
+    residual = Residual(key="prefill_transient", bytes=megabytes * MIB, runs=2, planned_bytes=of_2048)
+    assert transient(residuals=(residual,)) - transient() == pytest.approx(expected * MIB, abs=2)
 
 
 def test_tuned_values_fill_what_is_auto_and_give_way_where_they_do_not_fit():

@@ -84,12 +84,17 @@ def test_an_outcome_updates_the_run_and_only_a_known_one(store):
     assert len(store.list_runs()) == 1
 
 
+def learnt(key, count, runs):
+    """A residual of lines that were planned with 100 bytes, corrections left out."""
+    return Residual(key=key, bytes=count, runs=runs, planned_bytes=100)
+
+
 def test_residuals_are_the_mean_of_measured_less_uncorrected_plan(store):
     # The second plan already held the first run's 20 bytes: planned 120 = 100 + 20, measured 126, so 26 were missing.
     store.record_measured_lines("r1", [make_line("cuda_context", 100, 120)], CONTEXT)
     store.record_measured_lines("r2", [make_line("cuda_context", 120, 126, correction=20)], CONTEXT)
     found = store.read_calibration(CONTEXT)
-    assert found.residuals == (Residual(key="cuda_context", bytes=23, runs=2),)
+    assert found.residuals == (learnt("cuda_context", 23, 2),)
     assert found.launches == 2
     assert abs(found.mean_error_ratio - (20 / 120 + 6 / 126) / 2) < 1e-12
 
@@ -99,14 +104,14 @@ def test_residuals_hold_for_their_own_context_only(store):
     for other in ({"engine_version": "0.2.0"}, {"gpu_generation": "8.9"}, {"os": "wsl"}, {"attention": "fi"}):
         assert store.read_calibration(CONTEXT.model_copy(update=other)).residuals == ()
     before_one_is_chosen = CONTEXT.model_copy(update={"attention": None})
-    assert store.read_calibration(before_one_is_chosen).residuals == (Residual(key="kv_cache", bytes=10, runs=1),)
+    assert store.read_calibration(before_one_is_chosen).residuals == (learnt("kv_cache", 10, 1),)
 
 
 def test_old_launches_fade_out_of_the_residual(store):
     for number in range(20):
         measured = 1000 if number < 12 else 200
         store.record_measured_lines(f"r{number}", [make_line("allocator", 100, measured)], CONTEXT)
-    assert store.read_calibration(CONTEXT).residuals == (Residual(key="allocator", bytes=100, runs=8),)
+    assert store.read_calibration(CONTEXT).residuals == (learnt("allocator", 100, 8),)
 
 
 def test_track_record_is_that_of_the_machine_asked_for(store, hardware):
@@ -139,7 +144,7 @@ def test_reading_makes_no_file_where_there_is_none(path):
 
 def test_a_reader_sees_what_a_writer_that_is_still_open_has_committed(store, path):
     store.record_measured_lines("r1", [make_line("kv_cache", 100, 110)], CONTEXT)
-    assert read_calibration(CONTEXT, path=path).residuals == (Residual(key="kv_cache", bytes=10, runs=1),)
+    assert read_calibration(CONTEXT, path=path).residuals == (learnt("kv_cache", 10, 1),)
     with open_store(path) as second:
         assert second.list_measured_lines("r1") == (make_line("kv_cache", 100, 110),)
 
@@ -151,10 +156,10 @@ def test_lines_of_another_model_correct_only_what_every_model_shares(store):
         "r1", [make_line("allocator", 100, 130), make_line("dense_weights", 1000, 1500)], CONTEXT
     )
 
-    def learnt(context, model):
+    def corrections(context, model):
         return {one.key: one.bytes for one in store.read_calibration(context, model_name=model).residuals}
 
-    assert learnt(CONTEXT, "one") == {"allocator": 30, "dense_weights": 500}
-    assert learnt(CONTEXT, "other") == {"allocator": 30}
-    assert learnt(CONTEXT.model_copy(update={"attention": "fi"}), "one") == {}
-    assert learnt(CONTEXT.model_copy(update={"os": "wsl"}), "one") == {}
+    assert corrections(CONTEXT, "one") == {"allocator": 30, "dense_weights": 500}
+    assert corrections(CONTEXT, "other") == {"allocator": 30}
+    assert corrections(CONTEXT.model_copy(update={"attention": "fi"}), "one") == {}
+    assert corrections(CONTEXT.model_copy(update={"os": "wsl"}), "one") == {}
