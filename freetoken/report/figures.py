@@ -66,7 +66,7 @@ def draw_front(study: StudyRecord, tell: Callable[[TrialRecord], str]) -> Drawin
     """What one figure costs in the other."""
     across, up = study.axes
     title = f"Trade-off: {_LABELS[across.name]} against {_LABELS[up.name]}"
-    caption = "Trials on the line are beaten by no other one in both figures, limits kept."
+    caption = "Settings on the line are beaten by no other one in both figures, limits kept; repeats are averaged."
     placed = [
         (one, x, y)
         for one in study.trials
@@ -77,7 +77,7 @@ def draw_front(study: StudyRecord, tell: Callable[[TrialRecord], str]) -> Drawin
     if not placed:
         return Drawing("front", title, caption, missing=_none_measured(study))
     at = {one.number: (one, x, y) for one, x, y in placed}
-    front = [at[number] for number in study.front if number in at]
+    front = [(at[one.number][0], *one.figures) for one in study.front if one.number in at]
     data = [
         _points(name, [one for one in placed if bool(one[0].missed) == is_missed], tell, symbol=symbol, colour=colour)
         for name, is_missed, symbol, colour in (

@@ -185,11 +185,15 @@ def make_commands(study: StudyRecord) -> list[tuple[str, str]]:
 
 
 def list_front(study: StudyRecord) -> list[TrialRow]:
-    """The trials of the front of two objectives, by the first one; () for a study of one."""
+    """The settings of the front of two objectives, by the first one; () for a study of one."""
     if len(study.objectives) < 2:
         return []
     rows = {row.number: row for row in list_trials(study)[1]}
-    return [row._replace(figures=row.figures[:2]) for number in study.front if (row := rows.get(str(number)))]
+    return [
+        row._replace(figures=tuple(format_significant(figure) for figure in one.figures))
+        for one in study.front
+        if (row := rows.get(str(one.number)))
+    ]
 
 
 def list_trials(study: StudyRecord) -> tuple[list[str], list[TrialRow], str]:
@@ -216,7 +220,7 @@ def _trial_row(study: StudyRecord, one: TrialRecord, varied: list[str], shown: l
     words = one.state if one.state != "measured" else "misses " + ", ".join(one.missed) if one.missed else "measured"
     told = one.words or (one.reason if one.state in ("lost", "running", "waiting") else "")
     marks = [word for word, number in (("best", study.best), ("baseline", study.baseline)) if number == one.number]
-    if len(study.objectives) > 1 and one.number in study.front:
+    if len(study.objectives) > 1 and any(point.number == one.number for point in study.front):
         marks.append("front")
     return TrialRow(
         number=str(one.number), machine=str(one.machine), stage=one.stage, start=str(one.start or ""),

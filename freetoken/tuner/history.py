@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freetoken.tuner.objectives import Limit, Objective
-from freetoken.tuner.values import INFEASIBLE, Observation, Outcome, Stage
+from freetoken.tuner.values import INFEASIBLE, Measurement, Observation, Outcome, Point, Stage
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -60,6 +61,28 @@ def read_trial(trial: FrozenTrial) -> Observation | None:
         outcome=Outcome.model_validate(json.loads(attributes[OUTCOME])),
         predicted_cost=attributes.get(PREDICTED),
     )
+
+
+def merge_repeats(observations: Iterable[Observation], canonical: Callable[[Point], Point]) -> list[Observation]:
+    """Each measured point once, as its last observation with the mean of all its figures (of peaks the highest)."""
+    groups: dict[str, list[Observation]] = {}
+    for one in observations:
+        if one.measurement is not None:
+            groups.setdefault(json.dumps(canonical(one.point), sort_keys=True), []).append(one)
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: Sequence[Observation]) -> Observation:
+    if len(group) == 1:
+        return group[0]
+    measured = [one.measurement.model_dump() for one in group if one.measurement is not None]
+    merged: dict[str, Any] = {}
+    for name in measured[0]:
+        values = [one[name] for one in measured if one[name] is not None]
+        pick = max if name == "peak_bytes" else fmean
+        merged[name] = pick(values) if values else None
+    outcome = group[-1].outcome.model_copy(update={"measurement": Measurement(**merged)})
+    return group[-1].model_copy(update={"outcome": outcome})
 
 
 def read_planned(trial: FrozenTrial) -> Planned | None:

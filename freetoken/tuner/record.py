@@ -8,6 +8,8 @@ here measures or judges anew; what a trial lacks (an older tool, a killed proces
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,9 +22,9 @@ from freetoken.supervisor.process import identify_self
 from freetoken.tuner import history
 from freetoken.tuner.confirm import Confirmation
 from freetoken.tuner.importance import Importance, rank_knobs
-from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, find_front, missed_limits, penalised_cost
+from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, missed_limits, pareto_front, penalised_cost
 from freetoken.tuner.space import Parameter, Space
-from freetoken.tuner.values import Measurement, Observation, Point, TunerModel
+from freetoken.tuner.values import Measurement, Observation, Outcome, Point, TunerModel
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -124,6 +126,14 @@ class TrialRecord(TunerModel):
     duration_s: float | None = None
 
 
+class FrontPoint(TunerModel):
+    """A setting of the front: its last trial, and its figures as means over `repeats` measurements."""
+
+    number: int
+    figures: tuple[float, float]
+    repeats: int = 1
+
+
 class StudyRecord(TunerModel):
     """A study with all its trials."""
 
@@ -135,9 +145,9 @@ class StudyRecord(TunerModel):
     best: int | None = None
     baseline: int | None = None
     baseline_words: str = ""
-    #: Two objectives' names and the numbers of the trials that no other one beats in both.
+    #: Two objectives' names, and the settings that no other one beats in both, by the first.
     front_axes: tuple[str, str] = TRADE_OFF
-    front: tuple[int, ...] = ()
+    front: tuple[FrontPoint, ...] = ()
     importances: tuple[Importance, ...] = ()
 
     @property
@@ -279,7 +289,7 @@ def read_study(storage: BaseStorage, name: str) -> StudyRecord:
     return StudyRecord(
         name=name, facts=facts, trials=trials, results=results, baseline=baseline, baseline_words=words,
         best=_find_best(facts, trials, results, objectives[0], limits), front_axes=axes,
-        front=_find_front(measured, [OBJECTIVES[one] for one in axes], limits),
+        front=_find_front(facts, trials, [OBJECTIVES[one] for one in axes], limits),
         importances=tuple(
             rank_knobs([(_canonical(facts.knobs, trial.point), found) for trial, found in measured], facts.knobs, one)
             for one in objectives
@@ -391,11 +401,19 @@ def _canonical(knobs: tuple[Parameter, ...], point: Point) -> Point:
 
 
 def _find_front(
-    measured: Sequence[tuple[TrialRecord, Measurement]], axes: Sequence[Objective], limits: Sequence[Limit]
-) -> tuple[int, ...]:
-    costs = {}
-    for trial, measurement in measured:
-        pair = [one.cost(measurement) for one in axes]
-        if not missed_limits(measurement, limits) and all(cost is not None for cost in pair):
-            costs[trial.number] = tuple(cost for cost in pair if cost is not None)
-    return tuple(find_front(costs))
+    facts: StudyFacts, trials: Sequence[TrialRecord], axes: Sequence[Objective], limits: Sequence[Limit]
+) -> tuple[FrontPoint, ...]:
+    observations = [
+        Observation(number=one.number, point=one.point, outcome=Outcome(kind="ok", measurement=one.measurement))
+        for one in trials
+        if one.measurement is not None
+    ]
+    merged = history.merge_repeats(observations, lambda point: _canonical(facts.knobs, point))
+    counts = Counter(json.dumps(_canonical(facts.knobs, one.point), sort_keys=True) for one in observations)
+    found = []
+    for one in pareto_front(merged, axes, limits):
+        figures = [axis.read(one.measurement) for axis in axes] if one.measurement is not None else []
+        repeats = counts[json.dumps(_canonical(facts.knobs, one.point), sort_keys=True)]
+        across, up = (figure for figure in figures if figure is not None)
+        found.append(FrontPoint(number=one.number, figures=(across, up), repeats=repeats))
+    return tuple(found)

@@ -95,7 +95,7 @@ def read_trials(recipe: Recipe, path: Path) -> tuple[ToldTrial, ...]:
     """
     if not path.is_file():
         return ()
-    from freetoken.tuner.study import open_storage
+    from freetoken.tuner.storage import open_storage
 
     storage = open_storage(f"sqlite:///{path}")
     wanted = [(about, number) for about, number in _list_studies(storage) if _is_about(about, recipe)]

@@ -35,7 +35,7 @@ SILENT_S = 600.0
 #: Seconds that an earlier trial is given to say what it is about.
 PATIENCE_S = 10.0
 #: A point that another process has in hand is thought over this often.
-MOST_YIELDS = 3
+MOST_YIELDS = 2
 
 
 def name_machine() -> str:
@@ -163,7 +163,7 @@ def _has_spoken(trial: FrozenTrial, method: Method) -> bool:
 def find_rival(
     study: Study, trial_number: int, method: Method, *, sleep: Callable[[float], None] = time.sleep
 ) -> int | None:
-    """An earlier trial that another process has in hand and that would start the same engine; None without one.
+    """An earlier trial of the same setting that another process has in hand; None without one.
 
     Two processes may have asked in the same moment, neither seeing the other: the earlier trial stays. One that has
     not said yet what it is about is waited for.
@@ -178,9 +178,9 @@ def find_rival(
             one.number: one for one in found[:trial_number]
             if one.state == TrialState.RUNNING and one.user_attrs.get(trials.PROCESS) != identify_self().to_dict()
         }  # fmt: skip
-        wanted = method.space.start_key(method.space.canonical(own.params))
+        wanted = method.space.canonical(own.params)
         for one in list_pending(study, method):
-            if one.number in earlier and method.space.start_key(method.space.canonical(one.point)) == wanted:
+            if one.number in earlier and method.space.canonical(one.point) == wanted:
                 return one.number
         silent = [one for one in earlier.values() if not _has_spoken(one, method) and _age_s(one) < PATIENCE_S]
         if not silent or time.monotonic() > deadline:

@@ -48,10 +48,12 @@ def should_stop(
 
 def count_fruitless(history: Sequence[Observation], objective: Objective, limits: Sequence[Limit] = ()) -> int:
     """Starts at the end of `history` that improved on everything before them by less than 1 %."""
-    best, fruitless, seen = float("inf"), 0, 0
+    best, fruitless, seen = float("inf"), 0, {0}
     for one in history:
-        if one.start and one.start != seen:
-            seen, fruitless = one.start, fruitless + 1
+        # In a shared study the starts of several machines alternate.
+        if one.start not in seen:
+            seen.add(one.start)
+            fruitless += 1
         if one.measurement is None:
             continue
         cost = penalised_cost(objective, one.measurement, limits)

@@ -66,15 +66,15 @@ def open_known_storage(url: str | None) -> BaseStorage:
 def _open(url: str, *, is_shared: bool) -> BaseStorage:
     import optuna
 
-    if url.startswith("grpc://"):
-        address = urlsplit(url)
-        if not address.hostname or not address.port:
-            raise ValueError("an address `grpc://HOST:PORT` is needed")
-        return optuna.storages.GrpcStorageProxy(host=address.hostname, port=address.port)
     # Other processes of this machine write to the same file; a minute is longer than any of them holds it.
     options = {"connect_args": {"timeout": 60.0}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # heartbeats are called experimental
+        warnings.simplefilter("ignore")  # heartbeats and the proxy are called experimental
+        if url.startswith("grpc://"):
+            address = urlsplit(url)
+            if not address.hostname or not address.port:
+                raise ValueError("an address `grpc://HOST:PORT` is needed")
+            return optuna.storages.GrpcStorageProxy(host=address.hostname, port=address.port)
         return optuna.storages.RDBStorage(
             url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S if is_shared else None,
             grace_period=GRACE_S if is_shared else None,

@@ -8,6 +8,7 @@ knobs are turned inside it.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,6 @@ from freetoken.tuner.sampler import ModelSampler
 from freetoken.tuner.seeds import fit_seeds
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import should_stop
-from freetoken.tuner.storage import open_storage as open_storage
 from freetoken.tuner.values import Observation, Outcome, Point
 
 if TYPE_CHECKING:
@@ -190,11 +190,14 @@ class Search:
             self.study.enqueue_trial(point, user_attrs=words)
 
     def _ask(self) -> Trial:
-        """A new trial; in a shared study one that no other process has in hand."""
+        """A new trial; in a shared study one that costs no start of what another process has in hand."""
         for attempt in range(sharing.MOST_YIELDS + 1):
             self.sampler.running_start = self._running_start
-            trial = self.study.ask(self.site.space.distributions())
-            if not self.is_shared or attempt == sharing.MOST_YIELDS or self._is_enqueued(trial):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optuna beats only for its own loop; `sharing` beats for this one
+                trial = self.study.ask(self.site.space.distributions())
+            is_live = self._key(dict(trial.params)) == self._running_key
+            if not self.is_shared or is_live or attempt == sharing.MOST_YIELDS or self._is_enqueued(trial):
                 break
             rival = sharing.find_rival(self.study, trial.number, self.method)
             if rival is None:

@@ -7,7 +7,7 @@ import pytest
 from freetoken.errors import FtError, UsageError
 from freetoken.report.figures import draw_all
 from freetoken.report.page import render, write_report
-from freetoken.tuner.record import StudyFacts, StudyRecord, TrialRecord
+from freetoken.tuner.record import FrontPoint, StudyFacts, StudyRecord, TrialRecord
 from freetoken.tuner.values import Measurement
 
 #: Tags and attributes by which a browser would ask somebody else for something.
@@ -97,7 +97,9 @@ def test_a_study_without_a_trial_is_a_small_page_without_a_script(empty):
 def test_one_measured_trial_is_a_page_with_plots():
     measurement = Measurement(decode_tps=10, ttft_s=1, turn_time_s=3)
     one = TrialRecord(number=0, state="measured", measurement=measurement, figures={"turn_time": 3.0})
-    study = make_study([one]).model_copy(update={"best": 0, "baseline": 0, "front": (0,)})
+    study = make_study([one]).model_copy(
+        update={"best": 0, "baseline": 0, "front": (FrontPoint(number=0, figures=(1.0, 10.0)),)}
+    )
     drawn = [one.key for one in draw_all(study) if one.data]
     assert drawn == ["front", "history"]
     assert "The best is trial 0; the baseline is trial 0" in render(study, draw_all(study))

@@ -76,7 +76,7 @@ def test_the_table_has_every_trial_with_its_reason_and_only_what_differs(study):
 
 def test_the_front_of_two_objectives_is_a_table_in_order(pair, study):
     rows = tables.list_front(pair)
-    assert [row.number for row in rows] == [str(number) for number in pair.front]
+    assert [row.number for row in rows] == [str(one.number) for one in pair.front]
     assert len(rows[0].figures) == 2
     assert tables.list_front(study) == []
 

@@ -1,0 +1,115 @@
+"""Two `ft tune` on one study in a PostgreSQL server, each with a state folder and a register of its own: two machines.
+
+Planner, session, study, storage and server are real; what a trial measures is arithmetic (`ft_tune_fake`).
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from freetoken.tuner.record import read_study
+from freetoken.tuner.storage import open_storage
+from tests.fakes.postgres import PASSWORD, serve_postgres
+
+REPO = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serve_postgres() as url:
+        yield url
+
+
+class Machine:
+    """A machine of its own, as far as `ft` can tell."""
+
+    def __init__(self, folder, url):
+        self.folder, self.url = folder, url
+        folder.mkdir()
+        shutil.copy(REPO / "recipes" / "demo.yaml", folder / "demo.yaml")
+        self.env = {**os.environ, "FT_STATE": str(folder / "state"), "FT_RUNTIME_DIR": str(folder / "run")}
+
+    def start(self, *arguments, **env):
+        command = [sys.executable, "-m", "tests.fakes.ft_tune_fake", *arguments, "--storage", self.url]
+        return subprocess.Popen(command, env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                cwd=REPO)  # fmt: skip
+
+    def tune(self, *arguments, **env):
+        # Long enough for the other one to come along, whatever else the machine does.
+        env.setdefault("FT_FAKE_PAUSE_S", "0.7")
+        return self.start("tune", str(self.folder / "demo.yaml"), "--workload", "code-4k", "--json", *arguments, **env)
+
+
+@pytest.fixture
+def machines(server, tmp_path):
+    return [Machine(tmp_path / name, server) for name in ("left", "right")]
+
+
+def end(process):
+    out, err = process.communicate(timeout=300)
+    assert PASSWORD not in out + err
+    return process.returncode, out, err
+
+
+def test_two_that_begin_at_once_share_the_work_of_one_study(server, machines, tmp_path):
+    running = [one.tune("--trials", "10") for one in machines]
+    ended = [end(one) for one in running]
+    assert [code for code, _, _ in ended] == [0, 0], [err[-2000:] for _, _, err in ended]
+    results = [json.loads(out) for _, out, _ in ended]
+    assert results[0]["study"] == results[1]["study"]
+    storage = open_storage(server)
+    study = read_study(storage, results[0]["study"])
+    measured = [one for one in study.trials if one.state == "measured"]
+    assert study.machines == 2
+    assert min(Counter(one.machine for one in measured).values()) >= 2
+    # One baseline, and no trial that nobody ended.
+    assert [one.stage for one in measured].count("default") == 1
+    assert {one.state for one in study.trials} <= {"measured", "refused", "lost"}
+    assert all(one.reason.startswith("gave way to trial") for one in study.trials if one.state == "lost")
+    # A start is an engine's on one machine, and no two were begun with the same setting.
+    owners, firsts = {}, {}
+    for one in measured:
+        owners.setdefault(one.start, set()).add(one.machine)
+        firsts.setdefault(one.start, tuple(sorted(one.point.items())))
+    assert all(len(one) == 1 for one in owners.values())
+    assert len(set(firsts.values())) == len(firsts), firsts
+    # Both saw the trials of both.
+    assert all(one["trials"] > max(Counter(two.machine for two in measured).values()) for one in results)
+    assert len(study.results) == 2
+    for one in machines:
+        kept = "".join(path.read_text(errors="replace") for path in one.folder.rglob("*.json"))
+        assert PASSWORD not in kept
+    code, out, err = end(machines[0].start("report", "demo", "-o", str(tmp_path / "r.html"), "--json"))
+    assert code == 0, err
+    assert "on 2 equal machines" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert json.loads(out)["trials"] == len(study.trials)
+
+
+def test_one_that_comes_later_goes_on_with_what_the_other_knows_and_after_the_end_begins_anew(server, machines):
+    arguments = ("--trials", "3", "--objective", "decode_tps")
+    first, second = machines
+    killed = first.tune(*arguments, FT_FAKE_KILL_AT="2")
+    assert end(killed)[0] == -signal.SIGKILL
+    code, out, err = end(second.tune(*arguments))
+    assert code == 0, err[-2000:]
+    assert "which nobody has ended yet" in err
+    joined = json.loads(out)
+    study = read_study(open_storage(server), joined["study"])
+    # The dead one's baseline counts; the trial that it had in hand may still be its own.
+    assert [one.stage for one in study.trials if one.state == "measured"].count("default") == 1
+    assert [one.state for one in study.trials].count("running") == 1
+    code, out, err = end(first.tune(*arguments, "--resume"))
+    assert code == 0, err[-2000:]
+    assert "1 trial(s) of a process that is gone" in err
+    assert json.loads(out)["study"] == joined["study"]
+    code, out, err = end(second.tune(*arguments))
+    assert code == 0, err[-2000:]
+    assert json.loads(out)["study"] == f"{joined['study']}.2"
