@@ -36,6 +36,8 @@ class FreetokenAdapter(EngineAdapter):
 
     name: ClassVar[str] = "freetoken"
     title: ClassVar[str] = "FreeToken (NVIDIA, experts offloaded to host RAM)"
+    #: Its API on `serve.port`, its workers on the next.
+    port_count: ClassVar[int] = 2
     known_versions: ClassVar[str] = f">={OLDEST},<0.3"
     distribution: ClassVar[str | None] = "freetoken"
     installable: ClassVar[tuple[str, ...]] = ("0.2.1", "0.2.0", "0.1.3", "0.1.2")
@@ -105,7 +107,7 @@ class FreetokenAdapter(EngineAdapter):
             secret_env=(api_key_env,) if api_key_env else (),
             host=plan.host,
             port=plan.port,
-            extra_ports=(plan.port + 1,),
+            extra_ports=tuple(plan.port + index for index in range(1, self.port_count)),
             # It cuts `max_tokens` down to what the KV pool holds and tells nobody but its log.
             shortened_log=r"Adjust max_tokens to \d+",
         )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
     from freetoken.planner.plan import Calibration, Plan, PlanRequest, Refusal
     from freetoken.recipe.load import LoadedRecipe
+    from freetoken.recipe.model import Recipe
     from freetoken.store.rows import LineContext
 
 
@@ -58,6 +59,8 @@ def prepare_request(
         settings = recipe.settings.model_copy(update={"gpu": reclaimable.gpu})
         recipe = recipe.model_copy(update={"settings": settings})
     version, experts = home.version if home else None, located.shape.experts
+    # `ft apply` has just probed, and looks at the ports itself when all else is settled.
+    taken = find_taken_ports(recipe, adapter) if hardware is None and hardware_now is None else ()
     return PlanRequest(
         recipe=recipe,
         # What `ft bench bw` measured for such experts with this engine's kernel, where it did.
@@ -71,6 +74,8 @@ def prepare_request(
         download_bytes=located.download_bytes,
         model_note=located.note,
         reclaimable_vram_bytes=reclaimable.vram_bytes,
+        taken_ports=taken,
+        taken_ports_hint=suggest_port(recipe, adapter) if taken else None,
         provenance=loaded.provenance,
     )
 
@@ -85,6 +90,28 @@ def prepare_plan(
     """The plan of `loaded` on this machine (or on `hardware`), or a reasoned no. Changes nothing."""
     request = prepare_request(loaded, hardware=hardware, tools=tools)
     return tools.make_plan(request, tools.find_adapter(loaded.recipe.engine.name), force)
+
+
+def find_taken_ports(recipe: Recipe, adapter: EngineAdapter) -> tuple[str, ...]:
+    """Who holds a port that the engine would take, in words; a deployment of the recipe's own name is no trouble."""
+    from freetoken.supervisor.ports import can_bind
+
+    host, first = recipe.serve.host, recipe.serve.port
+    taken = [port for port in range(first, first + adapter.port_count) if not can_bind(host, port)]
+    if not taken:
+        return ()
+    from freetoken.deploy.start import describe_holder
+    from freetoken.supervisor.ports import find_port_holder
+
+    found = [holder for port in taken if (holder := find_port_holder(host, port))]
+    return tuple(words for holder in found if (words := describe_holder(holder, but=recipe.name)))
+
+
+def suggest_port(recipe: Recipe, adapter: EngineAdapter) -> str:
+    """A port that is free now, as a `--set`."""
+    from freetoken.deploy.start import find_free_port
+
+    return f"`--set serve.port={find_free_port(recipe.serve.host, adapter.port_count)}`, or stop what holds it"
 
 
 def read_calibration(

@@ -129,14 +129,17 @@ def check_ports(spec: LaunchSpec) -> None:
     found = [holder for port in (spec.port, *spec.extra_ports) if (holder := find_port_holder(spec.host, port))]
     if not found:
         return
-    words = [_describe_holder(holder) for holder in found]
+    words = [describe_holder(holder) for holder in found]
     free = find_free_port(spec.host, 1 + len(spec.extra_ports))
     raise FtError(words[0], details=tuple(words[1:]), hint=f"`--set serve.port={free}`, or stop what holds it")
 
 
-def _describe_holder(holder: PortHolder) -> str:
+def describe_holder(holder: PortHolder, *, but: str | None = None) -> str:
+    """Who holds the port: a deployment by its name, else the process; "" for the deployment called `but`."""
     for one in life.examine_all():
         if one.is_living and holder.port in (one.record.port, *one.record.extra_ports):
+            if one.record.name == but:
+                return ""
             return f"port {holder.port} is taken by the deployment `{one.record.name}` (`ft stop {one.record.name}`)"
     return holder.describe()
 

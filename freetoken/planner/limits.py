@@ -170,6 +170,8 @@ def _check_serve(request: PlanRequest) -> Iterator[Finding]:
             message=f"`serve.host` is `{recipe.serve.host}`, which others can reach: that needs an API key",
             hint="`--set serve.api_key_env=FREETOKEN_API_KEY`, with the key in that variable",
         )
+    for words in request.taken_ports:  # only a word: it may be free by the time of the launch, which looks again
+        yield Finding(check="port", message=words, is_fatal=False, hint=request.taken_ports_hint)
     version, wanted = request.engine_version, recipe.engine.version
     if version is not None and wanted and not _is_in_range(version, wanted):
         yield Finding(

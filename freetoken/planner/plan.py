@@ -56,6 +56,9 @@ class PlanRequest(PlannerModel):
     model_note: str = ""
     #: VRAM that our own running deployment of this recipe would give back.
     reclaimable_vram_bytes: int = Field(default=0, ge=0)
+    #: Ports of this machine that the engine would need and somebody else holds now, in words, and the way out.
+    taken_ports: tuple[str, ...] = ()
+    taken_ports_hint: str | None = None
     #: Value provenance from the recipe loader: `settings.kv_tokens` -> `command line`, `recipe`, `parent NAME`, ...
     provenance: dict[str, str] = {}
 

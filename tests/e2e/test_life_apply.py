@@ -16,6 +16,7 @@ from freetoken.deploy.prepare import make_line_context, prepare_request
 from freetoken.deploy.tools import Step, Tools
 from freetoken.errors import FtError, NotReadyError, UsageError
 from freetoken.planner.budget import describe_track_record
+from freetoken.planner.plan import PlanRequest
 from freetoken.recipe.load import load_recipe
 from freetoken.store import open_store
 from freetoken.store.rows import MeasuredLine
@@ -253,10 +254,27 @@ def test_a_taken_port_is_named_with_its_holder_before_anything_is_started(lab: L
     assert not (lab.state / "runs").exists()
 
 
+def test_a_plan_for_this_machine_knows_who_holds_the_port(lab: Lab) -> None:
+    def prepare(port: int) -> PlanRequest:
+        return prepare_request(load_recipe(str(lab.write_recipe(port=port))), tools=make_tools())
+
+    assert prepare(lab.port).taken_ports == ()
+    with socket.create_server(("127.0.0.1", lab.port)):
+        told = prepare(lab.port)
+    (words,) = told.taken_ports
+    assert words.endswith(f"(process {os.getpid()})")
+    assert (told.taken_ports_hint or "").startswith("`--set serve.port=")
+
+
 def test_a_port_taken_by_another_deployment_names_it(lab: Lab) -> None:
     lab.apply(name="first")
     with pytest.raises(FtError) as refused:
         lab.apply(name="second")
+    first, second = (
+        prepare_request(load_recipe(str(lab.folder / f"{name}.yaml")), tools=make_tools())
+        for name in ("first", "second")
+    )
+    assert (first.taken_ports, second.taken_ports) == ((), (refused.value.message,))
     assert refused.value.message == f"port {lab.port} is taken by the deployment `first` (`ft stop first`)"
     stop_all()
 

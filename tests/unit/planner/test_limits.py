@@ -77,6 +77,17 @@ def test_another_address_than_the_loopback_needs_a_key():
     assert "api_key" not in messages(make_recipe(serve={"host": "0.0.0.0", "api_key_env": "FREETOKEN_API_KEY"}))
 
 
+def test_a_port_that_is_taken_now_is_a_word_and_no_refusal():
+    request = make_request(make_recipe(), make_machine(make_gpu(6, 5.6)))
+    taken = {
+        "taken_ports": ("port 1920 is taken by `nginx` (process 7)",),
+        "taken_ports_hint": "`--set serve.port=1921`",
+    }
+    (found,) = check_request(request.model_copy(update=taken))
+    assert (found.check, found.message, found.is_fatal) == ("port", "port 1920 is taken by `nginx` (process 7)", False)
+    assert found.hint == "`--set serve.port=1921`"
+
+
 def test_an_installed_engine_outside_the_recipes_range_is_refused():
     recipe = make_recipe(engine={"name": "freetoken", "version": ">=0.2.1,<0.3"})
     assert messages(recipe, engine_version="0.2.1") == {}
