@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from freetoken.share.compare import Comparison
     from freetoken.share.receive import Received
 
+#: Settings that a search turns first; a recipe that fixes one leaves it little to do.
+_TUNED = ("expert_slots", "strategy", "prefill_chunk_tokens")
+
 
 @click.command(
     "import", epilog=examples("ft import qwen3.6-35b-a3b-6gb.ftbundle", "ft import mine.ftbundle --apply --yes")
@@ -57,8 +60,10 @@ def finish(outcome: Received, *, as_json: bool) -> int:
     """Prints what came of an import; its exit code."""
     value = {**outcome.comparison.model_dump(mode="json"), "recipe_path": str(outcome.path) if outcome.path else None}
     emit(value, as_json=as_json, render=lambda console: render_comparison(outcome.comparison, console))
+    from freetoken.recipe.lookup import show_path
+
     if outcome.path is not None:
-        note(f"kept as {outcome.path}")
+        note(f"kept as {show_path(outcome.path)}")
     if outcome.answer.kind == "refusal":
         from freetoken.cli import render
 
@@ -66,7 +71,12 @@ def finish(outcome: Received, *, as_json: bool) -> int:
         return 3
     if outcome.path is not None:
         same = outcome.comparison.distance is not None and outcome.comparison.distance.is_same_class
-        note(f"run it: `ft apply {outcome.path}`" + (" (`--locked`: exactly as the author ran it)" if same else ""))
+        shown = show_path(outcome.path)
+        note(f"run it: `ft apply {shown}`" + (" (`--locked`: exactly as the author ran it)" if same else ""))
+        evidence = outcome.bundle.evidence
+        if evidence.study or evidence.measured:
+            is_fixed = any(outcome.bundle.recipe.settings.model_dump()[row] not in ("auto", "model") for row in _TUNED)
+            note(f"tune it, from what the author found: `ft tune {shown}{' --free' if is_fixed else ''}`")
     return 0
 
 
@@ -102,18 +112,32 @@ def render_comparison(found: Comparison, console: Console) -> None:
         click.echo(f"  distance   {words}")
     if not found.is_planned:
         return
-    rows = [(row.setting, row.author, row.here, row.reason) for row in found.rows]
-    if rows:
+    changed = [
+        (row.setting.removesuffix("_bytes"), row.author, row.here, row.reason)
+        for row in found.rows
+        if row.author != row.here
+    ]
+    same = [f"{row.setting.removesuffix('_bytes')} {row.author}" for row in found.rows if row.author == row.here]
+    if changed:
         click.echo()
-        print_table(console, ("setting", "author", "here", "why"), rows, align=("left", "right", "right", "left"))
+        print_table(console, ("setting", "author", "here", "why"), changed, align=("left", "right", "right", "left"))
+    if same:
+        click.echo()
+        click.echo("as the author ran it: " + ", ".join(same))
     if found.predicted_decode_tps is not None:
         click.echo()
-        words = f"predicted here {format_significant(found.predicted_decode_tps)} tok/s"
-        if found.author_decode_tps is not None and found.expected_ratio is None:
-            words += f"; {format_significant(found.author_decode_tps)} were measured on the same class of machine"
-        elif found.author_decode_tps is not None and found.expected_ratio is not None:
-            change = "gain" if found.expected_ratio >= 1 else "loss"
-            percent = abs(found.expected_ratio - 1) * 100
-            measured = format_significant(found.author_decode_tps)
-            words += f", the author measured {measured}: a {change} of {percent:.0f} %"
-        click.echo(words)
+        click.echo(describe_speed(found, found.predicted_decode_tps))
+
+
+def describe_speed(found: Comparison, predicted: float) -> str:
+    """What to expect here, beside what the author measured: a loss or a gain."""
+    words = f"predicted here {format_significant(predicted)} tok/s"
+    if found.predicted_low_tps is not None and found.predicted_high_tps is not None:
+        words += f" ({format_significant(found.predicted_low_tps)} to {format_significant(found.predicted_high_tps)})"
+    if found.author_decode_tps is None:
+        return words
+    measured = format_significant(found.author_decode_tps)
+    if found.expected_ratio is None:
+        return f"{words}; {measured} were measured on the same class of machine"
+    change = "gain" if found.expected_ratio >= 1 else "loss"
+    return f"{words}, the author measured {measured}: a {change} of {abs(found.expected_ratio - 1) * 100:.0f} %"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+#: Settings that follow from one machine's counts of cores, layers that its card holds, and free VRAM.
+MACHINE_COUNTS = ("memory_ratio", "cpu_layers", "cpu_threads")
 _RESERVED_PORTS = 1024
 #: Findings that are told one by one; the rest is counted.
 _MAX_TOLD = 8
@@ -109,6 +111,9 @@ def find_unsafe(recipe: Recipe) -> Iterator[str]:
         yield "`workload.recording` names a file of a machine"
     if recipe.settings.gpu != "auto":
         yield "`settings.gpu` names a device of a machine"
+    for name in MACHINE_COUNTS:
+        if getattr(recipe.settings, name) != "auto":
+            yield f"`settings.{name}` is a count of one machine, a shared recipe leaves it open"
     for key, text in (("description", recipe.description), ("workload.description", recipe.workload.description)):
         if not all(one.isprintable() for one in text):
             yield f"`{key}` holds characters that cannot be printed"

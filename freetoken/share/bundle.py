@@ -28,9 +28,9 @@ from freetoken.share.sign import Signer, sign, verify
 M = TypeVar("M", bound=BaseModel)
 SUFFIX = ".ftbundle"
 MAX_DEPTH = 16
-#: Values in one JSON file; evidence has some thousands. Each of them costs a hundred bytes, and ten times that in an
-#: error.
-MAX_VALUES = 50_000
+#: Values in one JSON file, and keys of one object in it: evidence has some thousands and some dozens. A value that is
+#: wrong costs some KiB as an error.
+MAX_VALUES, MAX_KEYS = 20_000, 256
 _MAX_DIGITS = 40
 #: Findings that are told one by one.
 _MAX_TOLD = 8
@@ -76,10 +76,12 @@ def read_bundle(data: bytes, shown: str) -> Bundle:
     try:
         return _read(data, shown)
     except FtError as error:
-        error.details = error.details[:_MAX_TOLD]
-        if isinstance(error, BadFileError) and shown in error.message:
-            raise
-        raise BadFileError(f"{shown} is refused: {error.message}", hint=error.hint, details=error.details) from error
+        is_named = isinstance(error, BadFileError) and shown in error.message
+        # What the file says is shown, but in characters that only look like what they are.
+        message = shown.join(_plain(part) for part in error.message.split(shown)) if is_named else _plain(error.message)
+        details = tuple(_plain(one) for one in error.details[:_MAX_TOLD])
+        words = message if is_named else f"{shown} is refused: {message}"
+        raise BadFileError(words, hint=error.hint, details=details) from error
 
 
 def _read(data: bytes, shown: str) -> Bundle:
@@ -87,16 +89,16 @@ def _read(data: bytes, shown: str) -> Bundle:
     for name in (MANIFEST, RECIPE, EVIDENCE):
         if name not in files:
             raise BadFileError(f"{shown} is no bundle: it has no `{name}`")
-    manifest = _parse(Manifest, files[MANIFEST], MANIFEST)
+    manifest = parse_json(Manifest, files[MANIFEST], MANIFEST)
     _check_hashes(manifest, files)
-    signature = _parse(Signature, files[SIGNATURE], SIGNATURE) if SIGNATURE in files else None
+    signature = parse_json(Signature, files[SIGNATURE], SIGNATURE) if SIGNATURE in files else None
     signer = verify(files[MANIFEST], signature)
     recipe = parse_recipe(_decode(files[RECIPE], RECIPE), RECIPE)
     if recipe.name != manifest.name:
         raise BadFileError(f"the recipe is called `{recipe.name}`, the bundle `{manifest.name}`")
     refuse_unsafe(recipe, shown)
     lock = _parse_lock(_decode(files[LOCK], LOCK)) if LOCK in files else None
-    evidence = _parse(Evidence, files[EVIDENCE], EVIDENCE)
+    evidence = parse_json(Evidence, files[EVIDENCE], EVIDENCE)
     _check_agreement(recipe, lock, evidence)
     return Bundle(recipe, lock, evidence, signer, data)
 
@@ -174,8 +176,17 @@ def _decode(data: bytes, name: str) -> str:
         raise BadFileError(f"{name} is not UTF-8 text") from error
 
 
-def _parse(model: type[M], data: bytes, name: str) -> M:
+def parse_json(model: type[M], data: bytes, name: str, *, max_keys: int = MAX_KEYS) -> M:
     """`data` as a value of `model`; duplicate keys, deep nesting, long numbers and other versions are refused."""
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > max_keys:
+            raise ValueError(f"an object has more than {max_keys:,} keys")
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key is given twice")
+        return found
+
     text = _decode(data, name)
     if _depth(text) > MAX_DEPTH:
         raise BadFileError(f"{name} is nested deeper than {MAX_DEPTH} levels")
@@ -183,7 +194,7 @@ def _parse(model: type[M], data: bytes, name: str) -> M:
         raise BadFileError(f"{name} holds more than {MAX_VALUES:,} values, which no bundle does")
     try:
         plain = json.loads(
-            text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_int=_short_int,
+            text, object_pairs_hook=make_object, parse_constant=_no_constant, parse_int=_short_int,
             parse_float=_short_float,
         )  # fmt: skip
     except (ValueError, RecursionError) as error:
@@ -202,6 +213,10 @@ def _parse(model: type[M], data: bytes, name: str) -> M:
         raise BadFileError(f"{name}: `{where or 'document'}`: {first['msg'][:160]}") from error
 
 
+def _plain(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
 def _depth(text: str) -> int:
     """How deep brackets nest; those inside texts count too, which only errs to the safe side."""
     depth = deepest = 0
@@ -212,13 +227,6 @@ def _depth(text: str) -> int:
         elif one in "]}":
             depth -= 1
     return deepest
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is given twice")
-    return found
 
 
 def _no_constant(text: str) -> float:

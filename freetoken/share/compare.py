@@ -72,6 +72,8 @@ class Comparison(CompareModel):
     #: no ratio between machines of the same class, where the measurement is what to expect.
     author_decode_tps: float | None = None
     predicted_decode_tps: float | None = None
+    predicted_low_tps: float | None = None
+    predicted_high_tps: float | None = None
     expected_ratio: float | None = None
     evidence: str = ""
 
@@ -175,7 +177,8 @@ def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, rela
     measured = best.figures["decode_tps"].median if best is not None else None
     is_plan = answer.kind == "plan"
     is_same = distance is not None and distance.is_same_class
-    predicted = answer.prediction.decode_tps if answer.kind == "plan" and answer.prediction is not None else None
+    prediction = answer.prediction if answer.kind == "plan" else None
+    predicted = prediction.decode_tps if prediction is not None else None
     return Comparison(
         name=bundle.recipe.name,
         signer=bundle.signer.describe(),
@@ -186,6 +189,8 @@ def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, rela
         distance=distance,
         author_decode_tps=measured,
         predicted_decode_tps=predicted,
+        predicted_low_tps=prediction.decode_tps_low if prediction is not None else None,
+        predicted_high_tps=prediction.decode_tps_high if prediction is not None else None,
         # Between equal machines a measurement says more than a prediction.
         expected_ratio=predicted / measured if predicted and measured and not is_same else None,
         evidence=describe_evidence(bundle),
@@ -203,13 +208,15 @@ def describe_evidence(bundle: Bundle) -> str:
     else:
         figure = best.figures["decode_tps"]
         count = f"{figure.n} measurement{'s' if figure.n > 1 else ''}"
-        spread = f"{format_significant(figure.low)} to {format_significant(figure.high)}"
-        words = f"{format_significant(figure.median)} tok/s ({spread}, {count}){where}, {best.day}"
+        spread = f"{format_significant(figure.low)} to {format_significant(figure.high)}, "
+        spread = spread if figure.low < figure.high else ""
+        words = f"{format_significant(figure.median)} tok/s ({spread}{count}){where}, {best.day}"
     if evidence.failed:
         words += f"; {_count(len(evidence.failed), 'setting')} failed there"
     broken = sum(one.kind != "ok" for one in evidence.study)
     if evidence.study:
-        words += f"; {_count(len(evidence.study), 'setting')} tried by its tuner, {broken} of them failed"
+        words += f"; {_count(len(evidence.study), 'setting')} tried by its tuner"
+        words += f", {broken} of which failed" if broken else ""
     return words
 
 
@@ -220,7 +227,9 @@ def _count(number: int, what: str) -> str:
 def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]:
     best = bundle.evidence.best()
     theirs: dict[str, Any] = dict(bundle.evidence.planned or (best.settings if best is not None else {}))
-    ours = compact(plan.settings.model_dump(mode="json"), compute_slot_bytes(plan))
+    slot_bytes = compute_slot_bytes(plan)
+    ours = compact(plan.settings.model_dump(mode="json"), slot_bytes)
+    their_slot_bytes = bundle.lock.slot_bytes if bundle.lock is not None else slot_bytes
     if HARDWARE in relaxed:
         reason = "the recipe asks for more than this machine has; by the planner's arithmetic it fits"
         yield ChangeRow(setting=HARDWARE, author="asked for", here="given up", reason=reason)
@@ -232,14 +241,16 @@ def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]
             origin = plan.provenance.get(f"settings.{key}", "not used here")
             fixed = "the author's value does not fit here; " if key in relaxed else ""
             reason = fixed + origin.removeprefix("planner: ")
-        yield ChangeRow(setting=name, author=_show(name, before), here=_show(name, after), reason=reason)
+        author, here = _show(name, before, their_slot_bytes), _show(name, after, slot_bytes)
+        yield ChangeRow(setting=name, author=author, here=here, reason=reason)
 
 
-def _show(name: str, value: Any) -> str:
+def _show(name: str, value: Any, slot_bytes: int = 0) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if name.endswith("_bytes"):
-        return format_bytes(int(value))
+    if name == "expert_slots_bytes":
+        count = f" ({int(value) // slot_bytes:,})" if slot_bytes else ""
+        return format_bytes(int(value)) + count
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

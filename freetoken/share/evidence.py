@@ -137,12 +137,20 @@ def summarise_figures(metrics: Sequence[Mapping[str, float]]) -> dict[str, Figur
         values = [one[name] for one in metrics if name in one]
         if not values:
             continue
-        lows = [one.get(f"{name}_low", one[name]) for one in metrics if name in one]
-        highs = [one.get(f"{name}_high", one[name]) for one in metrics if name in one]
+        ends = [_interval(name, one) for one in metrics if name in one]
         median = _three_digits(statistics.median(values))
-        low, high = _three_digits(min(lows)), _three_digits(max(highs))
+        low, high = _three_digits(min(one for one, _ in ends)), _three_digits(max(one for _, one in ends))
         found[name] = Figure(median=median, low=min(low, median), high=max(high, median), n=len(values))
     return found
+
+
+def _interval(name: str, metrics: Mapping[str, float]) -> tuple[float, float]:
+    """The 95 % interval that a measurement gives a figure; the figure itself where it gives none."""
+    value = metrics[name]
+    # A trial tells the standard error of its turns alone.
+    half = 1.96 * metrics.get("noise_ratio", 0.0) * value if name == "turn_time_s" else 0.0
+    low, high = metrics.get(f"{name}_low", value - half), metrics.get(f"{name}_high", value + half)
+    return max(0.0, min(low, value)), max(high, value)
 
 
 def _list_failures(recipe: Recipe, runs: Iterable[RunRow], slot_bytes: int) -> tuple[Failed, ...]:

@@ -5,9 +5,10 @@ Figures are in the units of their names. A machine is told by its class, never b
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from freetoken.recipe.model import NAME_PATTERN, TextLike
 
@@ -16,14 +17,23 @@ BUNDLE_VERSION = 1
 
 Sha256 = Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
 SettingName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,39}$")]
-SettingValue = (
-    bool | Annotated[int, Field(ge=-(1 << 60), le=1 << 60)] | Annotated[float, Field(ge=-1e18, le=1e18)]
-    | Annotated[str, TextLike(r"^[A-Za-z0-9_.,:+-]{0,40}$")]
-)  # fmt: skip
 MetricName = Annotated[str, TextLike(r"^[a-z][a-z0-9_]{0,59}$")]
 Day = Annotated[str, TextLike(r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 #: A figure in any unit: times, rates and bytes, none of them negative.
 FigureValue = Annotated[float, Field(ge=0, le=1e18)]
+
+
+def _setting(value: Any) -> bool | int | float | str:
+    # One function rather than a union, which tells an error for each of its members: a flood of them costs memory.
+    if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= _LARGEST):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.,:+-]{0,40}", value):
+        return value
+    raise ValueError("a setting is a boolean, a number, or a short plain text")
+
+
+_LARGEST = 1 << 60
+SettingValue = Annotated[bool | int | float | str, PlainValidator(_setting)]
 
 
 def _plain_text(value: str) -> str:

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 from freetoken.errors import UsageError
 from freetoken.recipe.model import Recipe, Size
 from freetoken.recipe.workload import Workload
-from freetoken.share.allow import LOOPBACK, list_allowed, split_arguments, split_environment
+from freetoken.share.allow import LOOPBACK, MACHINE_COUNTS, list_allowed, split_arguments, split_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-#: Settings that follow from one machine's counts of cores, layers that its card holds, and free VRAM.
-MACHINE_COUNTS = ("gpu", "memory_ratio", "cpu_layers", "cpu_threads")
 
 
 def make_portable(recipe: Recipe, slot_bytes: int, say: Callable[[str], None] = lambda _: None) -> Recipe:
@@ -58,7 +55,7 @@ def hash_workload(workload: Workload) -> str:
 def _portable_settings(recipe: Recipe, slot_bytes: int, say: Callable[[str], None]) -> object:
     settings = recipe.settings
     update: dict[str, object] = {}
-    for name in MACHINE_COUNTS:
+    for name in ("gpu", *MACHINE_COUNTS):
         if getattr(settings, name) != "auto":
             update[name] = "auto"
             say(f"`settings.{name}` belongs to this machine and travels as `auto`")

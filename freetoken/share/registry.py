@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from freetoken.errors import BadFileError, FtError, UsageError
 from freetoken.recipe.lookup import nearest
 from freetoken.recipe.model import NAME_PATTERN, TextLike
 from freetoken.share.archive import MAX_BUNDLE_BYTES
-from freetoken.share.bundle import SUFFIX, Bundle, read_bundle
+from freetoken.share.bundle import SUFFIX, Bundle, parse_json, read_bundle
 from freetoken.share.model import Bytes, Day, Sha256, ShareModel, Text
 
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 20
-MAX_LISTED = 2_000
+MAX_LISTED = 1_500
 
 
 class Entry(ShareModel):
@@ -110,7 +110,10 @@ def push_bundle(place: Place, data: bytes, *, is_replacing: bool = False) -> tup
             f"{place.describe()} holds another bundle `{bundle.recipe.name}` already",
             hint="`--replace` puts this one in its place; or export it under another name: `--set name=NAME`",
         )
-    index = Index(bundles={**index.bundles, bundle.recipe.name: make_entry(bundle, file)})
+    entries = {**index.bundles, bundle.recipe.name: make_entry(bundle, file)}
+    if len(entries) > MAX_LISTED:
+        raise UsageError(f"{place.describe()} holds {len(index.bundles):,} bundles, which is all that an index takes")
+    index = Index(bundles=entries)
     return file, place.write({file: data, INDEX: dump_index(index)}, f"Add {bundle.recipe.name}")
 
 
@@ -168,13 +171,12 @@ def read_index(place: Place) -> Index | None:
     if data is None:
         return None
     try:
-        plain = json.loads(data)
-        if isinstance(plain, dict) and plain.get("version", 1) != 1:
-            said = ascii(plain["version"])[:20]
-            raise BadFileError(f"{place.describe()}: its index has version {said}, this `ft` reads version 1")
-        return Index.model_validate(plain)
-    except (ValueError, RecursionError, ValidationError) as error:
-        raise BadFileError(f"{place.describe()}: {INDEX} is not the index of a registry") from error
+        return parse_json(Index, data, INDEX, max_keys=MAX_LISTED)
+    except BadFileError as error:
+        raise BadFileError(
+            f"{place.describe()}: its index cannot be read: {error.message}",
+            hint="whoever keeps the registry makes it anew: `ft push TARGET --reindex`",
+        ) from error
 
 
 def _pull_unlisted(place: Place, name: str | None, listed: tuple[str, ...]) -> tuple[str, bytes]:

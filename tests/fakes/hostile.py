@@ -1,7 +1,8 @@
 """Bundles that must be refused: a seeded generator of hostile files, each with a label that says what is wrong.
 
 A base bundle is changed in one way each: in the container, the manifest, the recipe, the lock, the evidence or the
-signature. Where a part is changed the manifest is made to fit, so that the part's own check is what refuses it.
+signature. Where a part is changed the manifest is made to fit, so that the part's own check is what refuses it. More
+of them are in `hostile_tricks.py`.
 """
 
 from __future__ import annotations
@@ -61,11 +62,13 @@ def make_base() -> bytes:
 
 
 def make_cases(seed: int = 20) -> list[Case]:
-    """More than 200 hostile bundles."""
+    """More than 300 hostile bundles."""
+    from tests.fakes.hostile_tricks import floods, text_tricks, zip_tricks
+
     rng = random.Random(seed)
     return [
         *_containers(), *_broken_bytes(rng), *_manifests(), *_recipe_values(), *_recipe_texts(), *_flags(),
-        *_variables(), *_locks(), *_evidence(), *_signatures(),
+        *_variables(), *_locks(), *_evidence(), *_signatures(), *zip_tricks(), *text_tricks(), *floods(),
     ]  # fmt: skip
 
 
@@ -83,24 +86,24 @@ NAMES = (
 def _containers() -> Iterator[Case]:
     files = archive.unpack(make_base(), "base")
     for name in NAMES:
-        yield f"an entry called {name!r}", _zip({**files, name: b"x"})
-    yield "a symbolic link", _zip(files, link=RECIPE)
-    yield "a link out of the folder", _zip({**files, "link": b"/etc/passwd"}, link="link")
-    yield "a device", _zip(files, mode=stat.S_IFCHR | 0o600)
+        yield f"an entry called {name!r}", make_zip({**files, name: b"x"})
+    yield "a symbolic link", make_zip(files, link=RECIPE)
+    yield "a link out of the folder", make_zip({**files, "link": b"/etc/passwd"}, link="link")
+    yield "a device", make_zip(files, mode=stat.S_IFCHR | 0o600)
     for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-        yield f"compression {method}", _zip(files, method=method)
-    yield "a bomb of zeros", _zip({**files, RECIPE: b"\0" * (64 << 20)}, method=zipfile.ZIP_DEFLATED)
-    yield "a bomb in the lock", _zip({**files, LOCK: b"a: [" * (8 << 20)}, method=zipfile.ZIP_BZIP2)
-    yield "a comment", _zip(files, comment=b"hello")
-    yield "an extra field", _zip(files, extra=b"\x55\x54\x05\x00\x01abcd")
-    yield "another date", _zip(files, date=(2031, 5, 4, 0, 0, 0))
+        yield f"compression {method}", make_zip(files, method=method)
+    yield "a bomb of zeros", make_zip({**files, RECIPE: b"\0" * (64 << 20)}, method=zipfile.ZIP_DEFLATED)
+    yield "a bomb in the lock", make_zip({**files, LOCK: b"a: [" * (8 << 20)}, method=zipfile.ZIP_BZIP2)
+    yield "a comment", make_zip(files, comment=b"hello")
+    yield "an extra field", make_zip(files, extra=b"\x55\x54\x05\x00\x01abcd")
+    yield "another date", make_zip(files, date=(2031, 5, 4, 0, 0, 0))
     yield "bytes before", b"#!/bin/sh\nrm -rf ~\n" + make_base()
     yield "bytes after", make_base() + b"tail"
     yield "two bundles in one", make_base() + make_base()
-    yield "a file twice", _zip(files, twice=RECIPE)
-    yield "a thousand files", _zip({f"f{index}": b"" for index in range(1000)})
-    yield "no files", _zip({})
-    yield "another order", _zip(dict(reversed(files.items())))
+    yield "a file twice", make_zip(files, twice=RECIPE)
+    yield "a thousand files", make_zip({f"f{index}": b"" for index in range(1000)})
+    yield "no files", make_zip({})
+    yield "another order", make_zip(dict(reversed(files.items())))
     yield "a size of 4 GiB claimed", _claim(make_base(), 0xFFFFFFFE)
     yield "a size of zero claimed", _claim(make_base(), 0)
     yield "encrypted", _encrypt(make_base())
@@ -127,7 +130,7 @@ def _broken_bytes(rng: random.Random) -> Iterator[Case]:
         yield f"bit {bit} of byte {where} turned", bytes(changed)
 
 
-def _zip(files, *, method=zipfile.ZIP_STORED, link="", mode=0, comment=b"", extra=b"", date=None, twice=""):  # type: ignore[no-untyped-def]
+def make_zip(files, *, method=zipfile.ZIP_STORED, link="", mode=0, comment=b"", extra=b"", date=None, twice=""):  # type: ignore[no-untyped-def]
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as target:
         for name, data in [*files.items(), *([(twice, files[twice])] if twice else [])]:
@@ -198,36 +201,36 @@ def _manifests() -> Iterator[Case]:
 # --- the recipe
 
 
-def _recipe(label: str, **changes: object) -> Case:
+def make_recipe_case(label: str, **changes: object) -> Case:
     return f"recipe: {label}", seal(parts(**{RECIPE: yaml.safe_dump({**RECIPE_VALUE, **changes}).encode()}))
 
 
 def _recipe_values() -> Iterator[Case]:
     for value in (0, 2, 10**30, "one", [1]):
-        yield _recipe(f"version {value!r}", version=value)
+        yield make_recipe_case(f"version {value!r}", version=value)
     for path in ("/etc", "../../model", "~/model", "//host/share", "C:\\model", "$HOME/x", "demo/../../x"):
-        yield _recipe(f"model.path {path}", model={"path": path})
+        yield make_recipe_case(f"model.path {path}", model={"path": path})
     for repo in ("../../x", "a/b/c", "https://host/x", "a/..", "-x/y", "a/b;rm"):
-        yield _recipe(f"model.repo {repo}", model={"repo": repo})
+        yield make_recipe_case(f"model.repo {repo}", model={"repo": repo})
     for revision in ("../../x", "main/../../x", "-x", "a b", "refs/../x", "$(id)", "\u2025/x"):
-        yield _recipe(f"model.revision {revision!r}", model={**RECIPE_VALUE["model"], "revision": revision})  # type: ignore[dict-item]
+        yield make_recipe_case(f"model.revision {revision!r}", model={**RECIPE_VALUE["model"], "revision": revision})  # type: ignore[dict-item]
     for host in ("0.0.0.0", "::", "192.168.1.4", "*", "evil.example", "127.0.0.1 --api-key x"):
-        yield _recipe(f"serve.host {host}", serve={"host": host})
-    yield _recipe("a port of the system", serve={"port": 22})
-    yield _recipe("a secret as key", serve={"api_key_env": "AWS_SECRET_ACCESS_KEY"})
-    yield _recipe("a parent", extends="/etc/passwd")
-    yield _recipe("a recording", workload={"text": "recorded", "recording": "/etc/passwd"})
-    yield _recipe("a workload by name", workload="../../x")
-    yield _recipe("a device", settings={"gpu": "GPU-00000000-0000-0000-0000-000000000000"})
-    yield _recipe("quality turned down", settings={"kv_dtype": "fp8"})
-    yield _recipe("an unknown key", hooks={"before": "rm -rf ~"})
-    yield _recipe("another name", name="other")
-    yield _recipe("a name with a path", name="../x")
-    yield _recipe("text that turns around", description="safe \u202e elif")
-    yield _recipe("control characters", description="a\x1b[2Jb")
-    yield _recipe("a long text", description="x" * 20_000)
-    yield _recipe("an engine that nobody drives", engine={"name": "vllm"})
-    yield _recipe("an engine of its own", engine={"name": "/bin/sh"})
+        yield make_recipe_case(f"serve.host {host}", serve={"host": host})
+    yield make_recipe_case("a port of the system", serve={"port": 22})
+    yield make_recipe_case("a secret as key", serve={"api_key_env": "AWS_SECRET_ACCESS_KEY"})
+    yield make_recipe_case("a parent", extends="/etc/passwd")
+    yield make_recipe_case("a recording", workload={"text": "recorded", "recording": "/etc/passwd"})
+    yield make_recipe_case("a workload by name", workload="../../x")
+    yield make_recipe_case("a device", settings={"gpu": "GPU-00000000-0000-0000-0000-000000000000"})
+    yield make_recipe_case("quality turned down", settings={"kv_dtype": "fp8"})
+    yield make_recipe_case("an unknown key", hooks={"before": "rm -rf ~"})
+    yield make_recipe_case("another name", name="other")
+    yield make_recipe_case("a name with a path", name="../x")
+    yield make_recipe_case("text that turns around", description="safe \u202e elif")
+    yield make_recipe_case("control characters", description="a\x1b[2Jb")
+    yield make_recipe_case("a long text", description="x" * 20_000)
+    yield make_recipe_case("an engine that nobody drives", engine={"name": "vllm"})
+    yield make_recipe_case("an engine of its own", engine={"name": "/bin/sh"})
 
 
 def _recipe_texts() -> Iterator[Case]:
@@ -257,6 +260,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "llamacpp": (
         "--lora=/x", "--rpc=host:1", "--chat-template-file=/etc/passwd", "--log-file=/x", "--slot-save-path=/",
         "--model-url=http://host/x", "--hf-repo=a/b", "--grammar-file=/x", "--host=0.0.0.0", "--path=/", "--api-key=x",
+        "--hos=0.0.0.0", "--flash-attn=on --host=0.0.0.0", "--numa=distribute\n--host=0.0.0.0", "--", "-", "",
+        "--api-key-file=/x", "--ssl-key-file=/x", "--threads-batch=\u0664", "-fa=on;id", "--jinja=/x", "--props",
     ),
     "native": ("--trace=/etc/cron.d/x", "--host=0.0.0.0", "--api-key-env=HOME", "--config=/x", "@/etc/passwd"),
 }  # fmt: skip
@@ -280,16 +285,21 @@ VARIABLES = (
     "TRITON_CACHE_DIR", "CUDA_INJECTION64_PATH", "NVCC_PREPEND_FLAGS", "CC", "CXX", "FREETOKEN_API_KEY",
     "FREETOKEN_API_LOG_DIR", "FREETOKEN_KERNEL_CACHE_DIR", "FREETOKEN_ALLOW_CUDA_MISMATCH",
     "FREETOKEN_DISABLE_KERNEL_CACHE_VERSION_CHECK", "FREETOKEN_SKIP_BANK_PIN", "TORCH_LOAD", "TORCHINDUCTOR_CACHE_DIR",
-    "GCONV_PATH", "NODE_OPTIONS", "GIT_SSH_COMMAND", "OMP_TOOL_LIBRARIES",
+    "GCONV_PATH", "NODE_OPTIONS", "GIT_SSH_COMMAND", "OMP_TOOL_LIBRARIES", "CUDA_VISIBLE_DEVICES", "HTTP_PROXY",
+    "https_proxy", "ALL_PROXY", "NO_PROXY", "HF_HUB_OFFLINE", "TMPDIR", "PYTHONBREAKPOINT", "PYTHONWARNINGS",
+    "ld_preload", "LD_PRELOAD=x", "OMP_NUM_THREADS ", "OMP_NUM_THREADS=1 LD_PRELOAD", "A\nLD_PRELOAD", "", "CUDA_HOME",
+    "GGML_BACKEND_PATH", "XDG_CONFIG_HOME", "SHELL",
 )  # fmt: skip
 
 
 def _variables() -> Iterator[Case]:
     for name in VARIABLES:
-        yield _recipe(f"variable {name}", engine={"name": "freetoken", "env": {name: "/tmp/x.so"}})
-    yield _recipe("a value with a command", engine={"name": "freetoken", "env": {"OMP_NUM_THREADS": "1;id"}})
-    yield _recipe("a value in other digits", engine={"name": "freetoken", "env": {"OMP_NUM_THREADS": "\u0664"}})
-    yield _recipe("a name in other case", engine={"name": "freetoken", "env": {"omp_num_threads": "4"}})
+        yield make_recipe_case(f"variable {name}", engine={"name": "freetoken", "env": {name: "/tmp/x.so"}})
+    yield make_recipe_case("a value with a command", engine={"name": "freetoken", "env": {"OMP_NUM_THREADS": "1;id"}})
+    yield make_recipe_case(
+        "a value in other digits", engine={"name": "freetoken", "env": {"OMP_NUM_THREADS": "\u0664"}}
+    )
+    yield make_recipe_case("a name in other case", engine={"name": "freetoken", "env": {"omp_num_threads": "4"}})
 
 
 # --- lock, evidence, signature

@@ -10,9 +10,11 @@ from freetoken.share.bundle import read_bundle
 from freetoken.share.export import export_recipe
 from freetoken.share.personal import find_personal
 from freetoken.share.portable import make_portable
+from freetoken.share.seeds import make_seeds
 from tests.fakes.hostile import make_base
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "bundle-v1.ftbundle"
+STUDY = Path(__file__).parents[2] / "fixtures" / "bundle-v1-study.ftbundle"
 SIGNED = Path(__file__).parents[2] / "fixtures" / "bundle-v1-signed.ftbundle"
 
 
@@ -132,8 +134,18 @@ def test_a_bundle_of_version_1_imports_for_ever(small):
     assert "42.0 tok/s (41.0 to 43.0, 3 measurements) on NVIDIA GeForce RTX 4060 Ti" in out
 
 
-def test_its_bytes_are_what_this_version_writes():
-    data = FIXTURE.read_bytes()
+def test_a_bundle_of_version_1_with_a_study_imports_and_seeds_for_ever(small):
+    code, out, said = small.ft("import", str(STUDY), "--profile", "rtx-3060-laptop-6gb")
+    assert code == 0
+    assert "1 setting failed there; 4 settings tried by its tuner, 2 of which failed" in out
+    assert "tune it, from what the author found: `ft tune state/imports/mine.yaml`" in said
+    bundle = read_bundle(STUDY.read_bytes(), "fixture")
+    assert [point["expert_slots"] for point in make_seeds(bundle, 1_781_760)[:2]] == [3000, 900]
+
+
+@pytest.mark.parametrize("path", [FIXTURE, STUDY], ids=["plain", "with a study"])
+def test_its_bytes_are_what_this_version_writes(path):
+    data = path.read_bytes()
     assert archive.pack(archive.unpack(data, "fixture")) == data
 
 

@@ -24,7 +24,7 @@ def test_a_recipe_of_a_large_card_is_planned_anew_for_a_small_one(big, small):
     assert code == 0
     assert found["relaxed"] == ["expert_slots"]
     slots = rows["expert_slots_bytes"]
-    assert slots["author"] == "6.64 GiB"
+    assert slots["author"] == "6.64 GiB (4,000)"
     assert slots["reason"].startswith("the author's value does not fit here; what VRAM leaves after KV and headroom")
     # Whatever is equal has no reason, whatever is not has one.
     assert all(bool(row["reason"]) == (row["author"] != row["here"]) for row in found["rows"])
@@ -45,7 +45,7 @@ def test_a_machine_of_the_same_class_may_run_it_as_it_was(big, tmp_path, monkeyp
     code, out, said = twin.ft("import", str(file), "--profile", twin.profile)
     assert code == 0
     assert "the same class of machine" in out
-    assert out.endswith("tok/s; 60.0 were measured on the same class of machine\n")
+    assert out.endswith("; 60.0 were measured on the same class of machine\n")
     assert "`--locked`: exactly as the author ran it" in said
 
 
