@@ -1,4 +1,8 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import click
 import pytest
@@ -87,3 +91,12 @@ def test_the_state_option_moves_the_state_folder(run, monkeypatch, tmp_path):
         main(["--state", str(tmp_path / "other"), "x"])
     paths.set_state_dir(None)
     assert seen == [tmp_path / "other"]
+
+
+def test_ctrl_c_while_modules_load_leaves_no_traceback(tmp_path):
+    (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "freetoken", "--help"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
