@@ -99,13 +99,25 @@ def penalised_cost(objective: Objective, measurement: Measurement, limits: Seque
 
 
 def pareto_front(
-    observations: Sequence[Observation], objectives: Sequence[Objective], limits: Sequence[Limit] = ()
-) -> tuple[Observation, ...]:
-    """Observations that no other one beats in every objective, limits kept, ordered by the first objective."""
-    costs = {
-        index: cost for index, one in enumerate(observations) if (cost := _costs(one, objectives, limits)) is not None
-    }
-    return tuple(observations[index] for index in find_front(costs))
+    observations: Sequence[Observation], objectives: Sequence[Objective], limits: Sequence[Limit] = (),
+    *, noise: float = 0.0,
+) -> tuple[Observation, ...]:  # fmt: skip
+    """Observations that no other one beats in every objective, limits kept, ordered by the first objective.
+
+    Where another is clearly better in one objective, being better in the other by no more than the relative `noise`
+    of a measurement does not count.
+    """
+    found = {index: _costs(one, objectives, limits) for index, one in enumerate(observations)}
+    costs = {index: cost for index, cost in found.items() if cost is not None}
+    front = find_front(costs)
+    kept = [one for one in front if not any(_outdoes(costs[other], costs[one], noise) for other in front)]
+    return tuple(observations[index] for index in kept)
+
+
+def _outdoes(left: tuple[float, ...], right: tuple[float, ...], noise: float) -> bool:
+    """Nowhere worse than the noise, and somewhere better by more than twice of it."""
+    pairs = list(zip(left, right, strict=True))
+    return all(a <= b * (1 + noise) for a, b in pairs) and any(a * (1 + 2 * noise) < b for a, b in pairs)
 
 
 def find_front(costs: Mapping[int, tuple[float, ...]]) -> list[int]:

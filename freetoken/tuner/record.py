@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ValidationError
@@ -410,8 +411,9 @@ def _find_front(
     ]
     merged = history.merge_repeats(observations, lambda point: _canonical(facts.knobs, point))
     counts = Counter(json.dumps(_canonical(facts.knobs, one.point), sort_keys=True) for one in observations)
+    noises = [one.measurement.noise_ratio for one in observations if one.measurement is not None]
     found = []
-    for one in pareto_front(merged, axes, limits):
+    for one in pareto_front(merged, axes, limits, noise=median(noises) if noises else 0.0):
         figures = [axis.read(one.measurement) for axis in axes] if one.measurement is not None else []
         repeats = counts[json.dumps(_canonical(facts.knobs, one.point), sort_keys=True)]
         across, up = (figure for figure in figures if figure is not None)

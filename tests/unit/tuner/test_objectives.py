@@ -80,3 +80,13 @@ def test_a_search_stops_after_starts_that_were_promised_gains_and_brought_none()
     assert count_fruitless(seen, OBJECTIVES["turn_time"]) == 3
     assert "3 starts" in should_stop(0.01, 0.02, seen, OBJECTIVES["turn_time"])
     assert should_stop(0.05, 0.02, seen, OBJECTIVES["turn_time"]) is None
+
+
+def test_the_front_leaves_out_what_is_better_by_noise_alone():
+    seen = [
+        observe(0, turn_time_s=10.0, decode_tps=50.0), observe(1, turn_time_s=9.98, decode_tps=30.0),
+        observe(2, turn_time_s=5.0, decode_tps=20.0),
+    ]  # fmt: skip
+    objectives = pick_objectives(("turn_time", "decode_tps"))
+    assert [one.number for one in pareto_front(seen, objectives)] == [2, 1, 0]
+    assert [one.number for one in pareto_front(seen, objectives, noise=0.01)] == [2, 0]

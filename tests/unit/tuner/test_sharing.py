@@ -56,6 +56,7 @@ def test_a_trial_that_says_nothing_of_its_process_is_stale_only_where_nobody_sha
     assert sharing.find_stale(search.study, is_shared=True) == []
 
 
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 def test_a_trial_of_another_machine_is_stale_when_its_heart_stops(tmp_path, monkeypatch):
     storage = open_storage(f"sqlite:///{tmp_path / 's.db'}", is_shared=True)
     search = make_search(storage)
