@@ -6,11 +6,11 @@ import errno
 import ipaddress
 import socket
 
-from freetoken.errors import UsageError
+from freetoken.errors import FtError, UsageError
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket on `host:port`; port 0 takes a free one. Raises UsageError naming what is wrong."""
+    """A listening socket on `host:port`; port 0 takes a free one. Raises FtError where it is taken, else UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -33,10 +33,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _explain(error: OSError, host: str, port: int) -> UsageError:
+def _explain(error: OSError, host: str, port: int) -> FtError:
     if error.errno == errno.EADDRINUSE:
         hint = f"`--port {port + 2}`, or stop what listens there"
-        return UsageError(f"port {port} on {host} is already in use", hint=hint)
+        return FtError(f"port {port} on {host} is already in use", hint=hint)
     if error.errno == errno.EACCES:
         return UsageError(f"port {port} needs more rights than this user has", hint="a port above 1023 needs none")
     return UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -87,7 +87,7 @@ def test_a_busy_port_costs_no_heavy_import(folder: Path) -> None:
         )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (found.stdout.strip(), found.stderr.splitlines()[0]) == (
-        "2 []",
+        "1 []",
         f"error: port {port} on 127.0.0.1 is already in use",
     )
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from freetoken.errors import UsageError
+from freetoken.errors import FtError, UsageError
 from freetoken.server.listen import is_loopback, open_socket
 from freetoken.server.state import RING_SIZE, RequestEntry, RequestRing, ServerOptions, ServerState
 
@@ -43,7 +43,7 @@ def test_a_busy_port_is_told_in_a_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is already in use"):
+        with pytest.raises(FtError, match=f"port {port} on 127.0.0.1 is already in use"):
             open_socket("127.0.0.1", port)
 
 
