@@ -38,7 +38,9 @@ def split_arguments(arguments: Sequence[str], allowed: dict[str, str]) -> tuple[
         flag, has_value, value = argument.partition("=")
         pattern = allowed.get(flag)
         if pattern is None:
-            refused.append(f"`{_show(argument)}` is not on the list of arguments that may come from elsewhere")
+            # Its value may be a secret, and sentences end up in logs.
+            shown = _show(flag) + ("=..." if has_value else "")
+            refused.append(f"`{shown}` is not on the list of arguments that may come from elsewhere")
             if rest and not rest[0].startswith("-"):
                 rest.pop(0)  # its value, which means nothing alone
             continue

@@ -15,27 +15,36 @@ from pathlib import Path
 
 from freetoken import paths
 from freetoken.errors import BadFileError
-from freetoken.share.archive import LOCK
+from freetoken.share.archive import LOCK, RECIPE
 
-_ROOTS = "home|root|Users|tmp|var|mnt|media|opt|srv|data|etc|usr|run"
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("a path", re.compile(rf"(?<![\w.:/-])(?:/(?:{_ROOTS})/|~/)[^\s'\"]*")),
-    ("a path", re.compile(r"\b[A-Za-z]:\\[^\s'\"]+")),
+    ("a path", re.compile(r"(?<![\w.:/-])(?:/(?!v1/|api/)(?:[\w.+@-]+/)+|~[\w-]*/|\$\{?HOME\b)[^\s'\"]*")),
+    ("a path", re.compile(r"(?:\b[A-Za-z]:[\\/]|\bfile:/|\\\\+[\w.-]+\\)[^\s'\"]+")),
     ("a GPU's serial", re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{27}\b")),
     ("an identity", re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.I)),
     ("a token", re.compile(r"\b(?:(?:hf|gh[pousr])_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|AKIA[A-Z0-9]{16})\b")),
     ("an e-mail address", re.compile(r"\b[\w.+-]+@[\w-]+\.[A-Za-z]{2,}\b")),
     ("an address", re.compile(r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b")),
+    ("an address", re.compile(r"\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{1,4}\b|\b[0-9a-f]{1,4}::[0-9a-f:]*\b", re.I)),
 )  # fmt: skip
 _SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|API_KEY|CREDENTIAL", re.I)
-#: A word of the machine counts where it is long enough not to be an ordinary word.
-_MIN_WORD = 5
-_COMMON = frozenset({"localhost", "admin", "ubuntu", "debian", "linux", "runner", "docker", "nobody"})
+#: A name of the machine or its user counts where it is long enough not to be a part of another word, and is no word
+#: that a recipe has anyway.
+_MIN_WORD = 4
+_COMMON = frozenset(
+    {
+        "localhost", "admin", "ubuntu", "debian", "linux", "runner", "docker", "nobody", "root", "user", "test", "home",
+        "host", "local", "main", "name", "code", "chat", "data", "model", "engine", "server", "desktop", "laptop",
+        "agent", "batch", "auto", "default", "demo",
+    }
+)  # fmt: skip
+_REPO = re.compile(r"^\s+repo: (\S+)$", re.M)
 
 
 def find_personal(files: Mapping[str, bytes], words: Mapping[str, str] | None = None) -> Iterator[str]:
     """One sentence for each personal thing in `files`; `words` is what this machine would give away, by what it is."""
     known = read_words() if words is None else words
+    repo = _REPO.search(files.get(RECIPE, b"").decode("utf-8", "replace"))
     for name, data in files.items():
         text = data.decode("utf-8", "replace")
         for what, pattern in _PATTERNS:
@@ -43,8 +52,10 @@ def find_personal(files: Mapping[str, bytes], words: Mapping[str, str] | None = 
                 continue  # versions of packages look like addresses
             for found in dict.fromkeys(match[0] for match in pattern.finditer(text)):
                 yield f"{name} holds {what}: `{found[:60]}`" if what != "a token" else f"{name} holds a token"
+        # Whoever shares a model of their own shares the name that it has on the hub.
+        rest = text.replace(repo[1], "") if repo is not None else text
         for word, what in known.items():
-            if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text):
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", rest, re.I):
                 yield f"{name} holds {what}"
 
 
@@ -64,7 +75,7 @@ def read_words() -> dict[str, str]:
         words[getpass.getuser()] = "the user's name"
     except (KeyError, OSError):
         pass
-    words[socket.gethostname()] = "the host's name"
+    words[socket.gethostname().partition(".")[0]] = "the host's name"
     for name, value in os.environ.items():
         if _SECRET_NAMES.search(name) and len(value) >= 8:
             words[value] = f"the value of `{name}`"

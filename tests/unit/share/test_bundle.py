@@ -45,7 +45,7 @@ def test_what_belongs_to_this_machine_does_not_travel(big):
     recipe = read_bundle(data, "x").recipe
     assert notes == [
         "`settings.cpu_threads` belongs to this machine and travels as `auto`",
-        "left out: `--cors-origins=topsecret` is not on the list of arguments that may come from elsewhere",
+        "left out: `--cors-origins=...` is not on the list of arguments that may come from elsewhere",
     ]
     assert recipe.settings.expert_slots.bytes == 4000 * 1_781_760
     assert (recipe.settings.cpu_threads, recipe.settings.prefill_chunk_tokens) == ("auto", 4096)
@@ -106,6 +106,9 @@ def test_nothing_personal_is_in_the_bytes(big, monkeypatch, tmp_path):
         ("see /home/ann/notes.txt", "a path"), ("C:\\Users\\ann", "a path"), ("~/models", "a path"),
         ("GPU-12345678-1234-1234-1234-123456789abc", "a GPU's serial"), ("hf_abcdefghijklmnopqrst", "a token"),
         ("write to ann@host.example", "an e-mail address"), ("at 192.168.1.4", "an address"),
+        ("in /workspace/models/a", "a path"), ("file:///x/y", "a path"), ("C:/Users/ann", "a path"),
+        ("\\\\server\\share", "a path"), ("~ann/models", "a path"), ("52:54:00:12:34:56", "an address"),
+        ("fe80::1ff:fe23:4567:890a", "an address"), ("2001:db8:0:0:0:0:0:1", "an address"), ("$HOME/x", "a path"),
     ],
 )  # fmt: skip
 def test_a_personal_description_is_not_exported(big, text, what):
@@ -115,6 +118,22 @@ def test_a_personal_description_is_not_exported(big, text, what):
     assert code == 2
     assert f"not exported: recipe.yaml holds {what}" in said
     assert not (big.folder / "mine.ftbundle").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["40 tok/s at 1/2 of the slots and/or more", "asks /v1/chat/completions", "see https://host.example/a/b",
+     "12:30:15", "16:9", "ratio 3:1", "on 127.0.0.1", "version 0.2.1"],
+)  # fmt: skip
+def test_ordinary_words_are_not_personal(text):
+    assert list(find_personal({"recipe.yaml": f"description: {text}".encode()}, {})) == []
+
+
+def test_names_of_user_and_host_are_found_in_any_case_but_not_in_the_model_s_name():
+    words = {"annemarie": "the user's name", "lion": "the host's name"}
+    text = b"description: by Annemarie\nmodel:\n  repo: annemarie/million-experts\nengine: {}\n"
+    assert list(find_personal({"recipe.yaml": text}, words)) == ["recipe.yaml holds the user's name"]
+    assert list(find_personal({"recipe.yaml": text.replace(b"by Annemarie", b"a million")}, words)) == []
 
 
 def test_versions_of_packages_are_no_addresses():
