@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.option("--storage", metavar="URL", help="The Optuna storage of the study, where `ft tune` was given one.")
 @json_option
 def command(study: str | None, output: str | None, storage: str | None, as_json: bool) -> None:
-    """Write a study of `ft tune` as one HTML file: winner, plots, every trial. It asks the network for nothing.
+    """Write a study of `ft tune` as one HTML file: winner, plots, every trial.
 
-    STUDY is a study's name or its beginning, or the name of a recipe, whose newest study is meant; `ft tune --status`
+    The page is readable offline: it asks the network for nothing. STUDY is a study's name or its beginning, or the name of a recipe, whose newest study is meant; `ft tune --status`
     lists studies. It may be left out where there is one. A study that still runs is shown as it stands. `-o -` writes
     to stdout.
     """

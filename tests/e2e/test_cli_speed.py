@@ -44,7 +44,7 @@ def test_help_imports_click_and_nothing_that_costs_time():
 
 
 @pytest.mark.parametrize(
-    "command", ["plan", "apply", "status", "stop", "results", "recipe", "schema", "engine", "completion"]
+    "command", ["plan", "apply", "status", "stop", "results", "report", "recipe", "schema", "engine", "completion"]
 )
 def test_help_of_a_command_imports_nothing_heavy(command):
     modules = list_imported(command, "--help")
