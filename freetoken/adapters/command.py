@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from freetoken.recipe.model import Recipe
 
 TABLES: dict[str, CommandTable] = {one.engine: one for one in (NATIVE, FREETOKEN, LLAMACPP, VLLM)}
+KNOWN = "known: `ft serve`, `python -m freetoken`, `llama-server`, `vllm serve`"
 #: Variables whose value is a secret by their name.
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIALS?)($|_)", re.I)
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -34,11 +35,13 @@ def parse_command(command: str | Sequence[str]) -> ParsedCommand:
 
     A text may be a whole script: the first command in it that starts an engine counts, the others are named.
     """
-    commands = read_shell(command) if isinstance(command, str) else [read_words(command)]
+    commands = read_shell(command, _is_engine) if isinstance(command, str) else [read_words(command, _is_engine)]
     commands = [one for one in commands if one.words] or [ShellCommand([])]
     chosen = next((one for one in commands if _is_engine(one.words)), None)
     if chosen is None:
         chosen = next((one for one in commands if one.words and not is_preparing(one)), commands[0])
+    if not chosen.words:
+        raise UsageError("the command line is empty", hint=KNOWN)
     table, arguments = find_table(chosen.words)
     parsed = parse_arguments(table, arguments)
     fields, notes = dict(parsed.fields), [*chosen.notes]
@@ -98,10 +101,7 @@ def find_table(words: Sequence[str]) -> tuple[CommandTable, list[str]]:
         # Our own `ft serve` takes the model as its first argument, the upstream engine's after a flag.
         is_ours = has_verb and bool(rest) and not any(one.split("=")[0] in ("--model", "--model-path") for one in rest)
         return (NATIVE, rest) if is_ours else (FREETOKEN, rest)
-    raise UsageError(
-        f"`{program or 'nothing'}` starts no engine that can be read",
-        hint="known: `ft serve`, `python -m freetoken`, `llama-server`, `vllm serve`",
-    )
+    raise UsageError(f"`{program}` starts no engine that can be read", hint=KNOWN)
 
 
 def make_recipe_values(parsed: ParsedCommand, *, name: str | None = None) -> dict[str, Any]:
@@ -148,7 +148,10 @@ def format_command(recipe: Recipe) -> list[str]:
             value = getattr(part, name)
             implied = table.defaults.get(f"{section}.{name}", getattr(default, name))
             if value not in (implied, "auto", "model", None):
-                fields[f"{section}.{name}"] = value.bytes if hasattr(value, "bytes") else value
+                is_size = hasattr(value, "bytes")
+                fields[f"{section}.{name}_bytes" if is_size else f"{section}.{name}"] = (
+                    value.bytes if is_size else value
+                )
     if recipe.engine.extra_args:
         fields["engine.extra_args"] = recipe.engine.extra_args
     fields["context"] = recipe.workload.context_tokens
@@ -158,7 +161,8 @@ def format_command(recipe: Recipe) -> list[str]:
 
 def join_command(argv: Sequence[str]) -> str:
     """`argv` as a line that a shell takes, the variables in front of it too."""
-    words = [shlex.quote(one) for one in argv]
+    # A shell finds the home folder for a `~/` that is not quoted.
+    words = [f"~/{shlex.quote(one[2:])}" if one.startswith("~/") and one[2:] else shlex.quote(one) for one in argv]
     for index, one in enumerate(argv):
         name, is_assignment, value = one.partition("=")
         if not is_assignment or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from freetoken.adapters.command_table import (
@@ -11,6 +12,7 @@ from freetoken.adapters.command_table import (
     device,
     number,
     number_or_auto,
+    ratio,
     show_ratio,
 )
 from freetoken.adapters.freetoken_flags import ADDED, ALWAYS
@@ -23,6 +25,21 @@ _BARE = frozenset(
     }
 )  # fmt: skip
 _MODEL = Flag("model")
+
+
+def _read_size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(b|[kmg](?:b|ib)?)", text.lower(), re.ASCII)
+    if found is None:
+        raise ValueError("expected a size with a unit, such as `3g`")
+    # The engine counts in powers of 1024, whatever the unit looks like.
+    return int(float(found[1]) * 1024 ** "bkmg".index(found[2][0]))
+
+
+def _write_size(size: int) -> str:
+    power = next(power for power in (3, 2, 1, 0) if size % 1024**power == 0)
+    return f"{size // 1024**power}{'bkmg'[power]}"
+
+
 _FLAGS: dict[str, Flag] = {
     "--model": _MODEL,
     "--model-path": Flag("model", is_canonical=False),
@@ -33,12 +50,12 @@ _FLAGS: dict[str, Flag] = {
     "--attention-backend": Flag("settings.attention", is_canonical=False),
     "--moe-strategy": Flag("settings.strategy"),
     "--moe-backend": Flag("settings.strategy", is_canonical=False),
-    "--memory-ratio": Flag("settings.memory_ratio", float, show_ratio),
+    "--memory-ratio": Flag("settings.memory_ratio", ratio, show_ratio),
     "--max-running-requests": Flag("settings.max_running_requests", number),
     "--max-prefill-length": Flag("settings.prefill_chunk_tokens", number),
     "--max-extend-length": Flag("settings.prefill_chunk_tokens", number, is_canonical=False),
     "--moe-cache-size": Flag("settings.expert_slots", number),
-    "--moe-cache-mem": Flag("settings.expert_slots", is_canonical=False),
+    "--moe-cache-mem": Flag("settings.expert_slots_bytes", _read_size, _write_size),
     "--moe-cache-auto": Flag("settings.expert_slots", has_value=False, constant="auto", is_canonical=False),
     "--num-tokens": Flag("settings.kv_tokens", number),
     "--num-pages": Flag("settings.kv_tokens", number, is_canonical=False, note="read as tokens: pages of one"),
@@ -70,14 +87,24 @@ def _finish(fields: Fields) -> Sequence[str]:
     elif reserve is not None:
         fields["settings.kv_tokens"] = reserve
     slots = fields.get("settings.expert_slots")
-    if isinstance(slots, int) and "settings.prefill_overlap" not in fields:
+    is_open = "settings.prefill_overlap" not in fields
+    if isinstance(slots, int) and is_open and _has_too_few_for_overlap(slots, str(fields.get("model", ""))):
         notes.append(
             f"{slots} slots: FreeToken 0.2.1 starts with fewer slots than two layers have experts only with "
             f"`--disable-moe-prefill-overlap` (a layer of 256 experts needs 512); the plan turns the overlap off there"
         )
-    if isinstance(slots, str) and slots != "auto":
-        fields["settings.expert_slots"] = slots
+    size = fields.pop("settings.expert_slots_bytes", None)
+    if size is not None:
+        fields["settings.expert_slots"] = f"{size // 1024}KiB"
     return notes
+
+
+def _has_too_few_for_overlap(slots: int, model: str) -> bool:
+    """Fewer slots than two layers have experts; of a model without a card that is not known."""
+    from freetoken.checkpoint.cards import find_card
+
+    card = find_card(model)
+    return card is None or slots < 2 * card.experts.per_layer
 
 
 FREETOKEN = CommandTable(

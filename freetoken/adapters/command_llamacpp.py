@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freetoken.adapters.command_table import CommandTable, Fields, Flag, number
+from freetoken.adapters.command_table import CommandTable, Fields, Flag, finish_kv, number
 
 #: From here on `-ngl` means every layer of any model.
 _ALL_LAYERS = 99
-_TYPES = {"q8_0": "fp8", "f16": "model", "bf16": "bf16"}
+_TYPES = {"q8_0": "fp8", "f16": "model"}
 
 
 def _same(key: str, *names: str, **options: object) -> dict[str, Flag]:
@@ -16,8 +16,16 @@ def _same(key: str, *names: str, **options: object) -> dict[str, Flag]:
     return {name: Flag(key, is_canonical=index == 0, **options) for index, name in enumerate(names)}  # type: ignore[arg-type]
 
 
+def _read_kv(text: str) -> str:
+    return _TYPES.get(text, text)
+
+
+def _write_kv(dtype: str) -> str:
+    return "q8_0" if dtype == "fp8" else dtype
+
+
 def _layers(text: str) -> int:
-    return 999 if text in ("all", "auto") else int(text)
+    return 999 if text in ("all", "auto") else number(text)
 
 
 _FLAGS: dict[str, Flag] = {
@@ -31,8 +39,8 @@ _FLAGS: dict[str, Flag] = {
     **_same("settings.prefill_chunk_tokens", "-ub", "--ubatch-size", read=number),
     **_same("settings.max_running_requests", "-np", "--parallel", read=number),
     **dict.fromkeys(("-n", "--predict", "--n-predict"), Flag("serve.max_output_tokens", number, is_canonical=False)),
-    **_same("kv_type", "-ctk", "--cache-type-k"),
-    **_same("kv_type", "-ctv", "--cache-type-v"),
+    **_same("settings.kv_dtype", "-ctk", "--cache-type-k", read=_read_kv, write=_write_kv),
+    **_same("settings.kv_dtype", "-ctv", "--cache-type-v", read=_read_kv, write=_write_kv),
     "--host": Flag("serve.host"),
     "--port": Flag("serve.port", number),
     "--main-gpu": Flag("settings.gpu", number),
@@ -66,16 +74,9 @@ def _finish(fields: Fields) -> Sequence[str]:
         notes.append(f"`-ngl {layers}`: every layer on the GPU, which is what a plan does but for the experts it moves")
     elif layers is not None:
         notes.append(f"`-ngl {layers}` leaves whole layers on the CPU; a plan leaves experts there, which is faster")
-    kind = fields.pop("kv_type", None)
-    if kind is not None:
-        dtype = _TYPES.get(kind)
-        if dtype is None:
-            notes.append(
-                f"a KV cache of type `{kind}` is not something a recipe can say; the model's own type is taken"
-            )
-        elif dtype != "model":
-            fields["settings.kv_dtype"] = dtype
-            fields["allow_quality_changes"] = ["kv_dtype"]
+    notes += finish_kv(fields)
+    if fields.get("settings.cpu_threads", 1) < 1:
+        del fields["settings.cpu_threads"]
     if fields.get("settings.kv_tokens") == 0:
         del fields["settings.kv_tokens"]
         notes.append("`-c 0` takes the model's whole context; the planner takes what the workload needs")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from freetoken.errors import UsageError
@@ -17,10 +17,13 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S | re.ASCII)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
 _REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?:&\d?-?)?(.*)", re.S)
 _SEPARATORS = frozenset({";", "&", "&&", "||", "|"})
-#: Commands that start another one: how many words of their own follow them; options are skipped.
-_WRAPPERS = {"exec": 0, "nohup": 0, "time": 0, "sudo": 0, "setsid": 0, "env": 0, "nice": 0, "ionice": 0, "stdbuf": 0,
-             "numactl": 0, "taskset": 1, "timeout": 1}  # fmt: skip
-_WRAPPER_VALUES = frozenset({"-n", "-u", "-g", "-c", "-k", "-s", "-p", "-i", "-o", "-e"})
+#: Commands that start another one.
+_WRAPPERS = frozenset(
+    {
+        "exec", "nohup", "time", "sudo", "setsid", "env", "nice", "ionice", "stdbuf", "numactl", "taskset", "timeout",
+        "uv", "uvx", "poetry", "conda", "systemd-run", "chrt",
+    }
+)  # fmt: skip
 #: Commands that only prepare a shell.
 _PREPARING = frozenset({"set", "cd", "source", ".", "ulimit", "umask", "echo", "true", ":", "sleep", "export"})
 
@@ -34,24 +37,29 @@ class ShellCommand:
     notes: list[str] = field(default_factory=list)
 
 
-def read_shell(text: str) -> list[ShellCommand]:
-    """The commands in `text`, in order, each with the variables that hold where it stands. Raises UsageError."""
+def read_shell(text: str, is_engine: Callable[[Sequence[str]], bool]) -> list[ShellCommand]:
+    """The commands in `text`, in order, each with the variables that hold where it stands. Raises UsageError.
+
+    `is_engine` says whether words start an engine: it finds the command behind a wrapper.
+    """
+    known: dict[str, str] = {}
     exported: dict[str, str] = {}
     found = []
     for words in _split_commands(text):
-        command = read_words([_expand(one, exported) for one in words])
-        is_export = command.words[:1] == ["export"]
-        if is_export or not command.words:
-            told = command.words[1:] if is_export else []
-            exported |= command.env | dict(one.split("=", 1) for one in told if "=" in one)
-            continue
-        # A shell hands on what was exported; a plain assignment in a script is nearly always meant so.
-        command.env = {**exported, **command.env}
-        found.append(command)
+        command = read_words([_expand(one, known) for one in words], is_engine)
+        known |= command.env if not command.words else {}
+        if command.words[:1] == ["export"]:
+            for word in command.words[1:]:
+                name, has_value, value = word.partition("=")
+                known |= {name: value} if has_value else {}
+                exported |= {name: known[name]} if name in known else {}
+        elif command.words:
+            command.env = {**exported, **command.env}
+            found.append(command)
     return found
 
 
-def read_words(words: Sequence[str]) -> ShellCommand:
+def read_words(words: Sequence[str], is_engine: Callable[[Sequence[str]], bool]) -> ShellCommand:
     """One command's words without assignments, wrappers and redirections."""
     rest, kept, redirected = list(words), list[str](), list[str]()
     while rest:
@@ -64,7 +72,7 @@ def read_words(words: Sequence[str]) -> ShellCommand:
         if not match[1] and "&" not in word[1:] and rest:
             redirected.append(rest.pop(0))
     command = ShellCommand(kept)
-    _take_off(command)
+    _take_off(command, is_engine)
     if redirected:
         command.notes.append(f"`{' '.join(redirected)}` is left out: `ft` keeps the engine's log itself (`ft logs`)")
     return command
@@ -75,28 +83,24 @@ def is_preparing(command: ShellCommand) -> bool:
     return command.words[0] in _PREPARING
 
 
-def _take_off(command: ShellCommand) -> None:
+def _take_off(command: ShellCommand, is_engine: Callable[[Sequence[str]], bool]) -> None:
     """Assignments and wrappers in front of the command proper."""
     words = command.words
     while words:
         if _ASSIGNMENT.fullmatch(words[0]):
             name, _, value = words.pop(0).partition("=")
             command.env[name] = value
-        elif words[0] in _WRAPPERS and len(words) > 1:
-            wrapper = [words.pop(0)]
-            own = _WRAPPERS[wrapper[0]]
-            while words and words[0].startswith("-"):
-                wrapper.append(words.pop(0))
-                if wrapper[-1] in _WRAPPER_VALUES and words:
-                    wrapper.append(words.pop(0))
-            for _ in range(min(own, len(words))):
-                wrapper.append(words.pop(0))
-            command.notes.append(f"`{' '.join(wrapper)}` is left out: `ft` starts and keeps the engine itself")
-        elif words[:2] == ["uv", "run"]:
-            del words[:2]
-            command.notes.append("`uv run` is left out: `ft` starts and keeps the engine itself")
-        else:
+            continue
+        starts = range(1, len(words)) if words[0] in _WRAPPERS else ()
+        begin = next((at for at in starts if _is_next(words[at:], is_engine)), None)
+        if begin is None:
             return
+        command.notes.append(f"`{' '.join(words[:begin])}` is left out: `ft` starts and keeps the engine itself")
+        del words[:begin]
+
+
+def _is_next(words: Sequence[str], is_engine: Callable[[Sequence[str]], bool]) -> bool:
+    return words[0] in _WRAPPERS or _ASSIGNMENT.fullmatch(words[0]) is not None or is_engine(words)
 
 
 def _split_commands(text: str) -> Iterator[list[str]]:

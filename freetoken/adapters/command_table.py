@@ -6,6 +6,7 @@ otherwise (with a note), or unknown; nothing is dropped in silence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,19 +140,48 @@ def _keep(flag: Flag, name: str, value: Any, fields: Fields, notes: list[str]) -
     if not flag.key:
         return
     try:
-        fields[flag.key] = flag.read(value) if flag.has_value else value
+        found = flag.read(value) if flag.has_value else value
     except ValueError as error:
         raise UsageError(f"`{name} {value}` cannot be read: {error}") from error
+    if fields.get(flag.key, found) != found:
+        notes.append(f"`{name}` says {found} where {fields[flag.key]} was said before; the last counts")
+    fields[flag.key] = found
+
+
+_MULTIPLES = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 
 def number(text: str) -> int:
-    """A whole number."""
-    return int(text)
+    """A whole number; `k` and `m` are powers of 1000, `K` and `M` of 1024."""
+    found = re.fullmatch(r"(-?\d+)([kKmM]?)", text, re.ASCII)
+    if found is None:
+        raise ValueError("expected a whole number")
+    return int(found[1]) * _MULTIPLES[found[2]]
 
 
 def number_or_auto(text: str) -> int | str:
     """A whole number, or `auto`."""
-    return text if text == "auto" else int(text)
+    return text if text == "auto" else number(text)
+
+
+def ratio(text: str) -> float:
+    """A number with or without a point."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("expected a number") from None
+
+
+def finish_kv(fields: Fields) -> list[str]:
+    """Puts the type of the KV cache in order: one that changes answers is allowed by name, others are noted."""
+    dtype = fields.get("settings.kv_dtype", "model")
+    if dtype in ("fp8", "bf16"):
+        fields["allow_quality_changes"] = ["kv_dtype"]
+        return []
+    fields.pop("settings.kv_dtype", None)
+    if dtype == "model":
+        return []
+    return [f"a KV cache of type `{dtype}` is not something a recipe can say; the model's own type is taken"]
 
 
 def device(text: str) -> int | str:

@@ -2,7 +2,7 @@ import shlex
 
 import pytest
 
-from freetoken.adapters.command import format_command, make_recipe_values, parse_command
+from freetoken.adapters.command import format_command, join_command, make_recipe_values, parse_command
 from freetoken.adapters.plain_config import parse_config
 from freetoken.checkpoint.cards import find_card
 from freetoken.errors import UsageError
@@ -49,6 +49,11 @@ def test_the_upstream_command_becomes_a_recipe_that_plans():
     }  # fmt: skip
     answer = plan(recipe, "rtx-4060-laptop-8gb", "qwen3.6-35b-a3b-nvfp4")
     assert (answer.kind, answer.settings.expert_slots) == ("plan", 512)
+
+
+def test_slots_that_are_enough_for_the_overlap_need_no_note():
+    assert read(UPSTREAM)[0].notes == ()
+    assert "needs 512" in read(UPSTREAM.replace("--moe-cache-size 512", "--moe-cache-size 511"))[0].notes[0]
 
 
 def test_the_module_command_plans_with_the_overlap_off_and_says_so():
@@ -135,14 +140,86 @@ def test_variables_before_the_command_are_kept():
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("make coffee", "`make` starts no engine"), ("", "`nothing` starts no engine"),
+        ("make coffee", "`make` starts no engine"), ("", "the command line is empty"),
+        ("numactl -N 0 make", "`numactl` starts no engine"),
         ("llama-server -c 4096", "names no model"), ("llama-server -m", "`-m` needs a value"),
-        ("llama-server -m x.gguf -c many", "`-c many` cannot be read"), ("llama-server -m 'x", "cannot be read"),
+        ("llama-server -m x.gguf -c many", "`-c many` cannot be read: expected a whole number"),
+        ("llama-server -m 'x", "cannot be read"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said(command, words):
     with pytest.raises(UsageError, match=words):
         parse_command(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ft serve --model a/b --moe-cache-mem 3gb --embed-weights host --cache-type naive --moe-cpu-layers 9",
+        "ft serve --model a/b --model-source modelscope --disable-moe-prefill-overlap --port 8000",
+        "vllm serve a/b --revision abc123 --kv-cache-dtype fp8 --max-model-len 16K --no-enable-prefix-caching",
+        "vllm serve a/b --kv-cache-dtype bfloat16 --dtype bfloat16 --max-model-len 8192",
+        "llama-server -m x.gguf -ctk q8_0 -ctv q8_0 -fa --jinja -t 8 -np 2 -c 8192 --n-cpu-moe 30",
+        "llama-server -hf org/name-GGUF:Q4_K_M -c 8192", "llama-server -hf org/name-GGUF -hff name-Q4_K_M.gguf",
+        "ft serve demo --expert-slots 16 --no-prefix-cache --port 8088",
+        "OMP_NUM_THREADS='4 5' ft serve --model 'a dir/my model' --gpu 1",
+    ],
+)  # fmt: skip
+def test_variants_come_back_as_equivalent_commands(command):
+    parsed, recipe = read(command)
+    assert parsed.unknown == ()
+    assert read(join_command(format_command(recipe)))[1] == recipe
+
+
+def test_sizes_with_units_are_those_of_the_engine():
+    assert read("ft serve --model a/b --moe-cache-mem 3gb")[1].settings.expert_slots.bytes == 3 << 30
+    back = format_command(read("ft serve --model a/b --moe-cache-mem 1536m")[1])
+    assert back[back.index("--moe-cache-mem") + 1] == "1536m"
+    assert read("vllm serve a/b --max-model-len 16k")[1].workload.context_tokens == 16_000
+
+
+def test_a_type_of_cache_that_no_recipe_has_is_told():
+    parsed, recipe = read("llama-server -m x.gguf -ctk q4_0")
+    assert parsed.notes == (
+        "a KV cache of type `q4_0` is not something a recipe can say; the model's own type is taken",
+    )
+    assert recipe.settings.kv_dtype == "model"
+
+
+SCRIPT = """#!/bin/bash
+# don't start it twice
+set -e
+MODEL=/models/qwen.gguf
+export OMP_NUM_THREADS=8 HF_TOKEN=hf_abcdefghijklmnop
+cd /opt/llama; sleep 1
+nohup numactl -N 0 taskset -c 0-7 ./llama-server -m ${MODEL} \\
+   --ctx-size 32768 --alias 'q w' >> server.log 2>&1 &
+tail -f server.log
+"""
+
+
+def test_a_whole_script_is_read():
+    parsed, recipe = read(SCRIPT)
+    assert (recipe.model.path, recipe.settings.kv_tokens) == ("/models/qwen.gguf", 32768)
+    assert recipe.engine.env == {"OMP_NUM_THREADS": "8"}
+    assert parsed.unknown == ("set -e", "cd /opt/llama", "sleep 1", "tail -f server.log")
+    assert parsed.notes == (
+        "`nohup` is left out: `ft` starts and keeps the engine itself",
+        "`numactl -N 0` is left out: `ft` starts and keeps the engine itself",
+        "`taskset -c 0-7` is left out: `ft` starts and keeps the engine itself",
+        "`>> server.log 2>&1` is left out: `ft` keeps the engine's log itself (`ft logs`)",
+        "`HF_TOKEN` is left out: a secret belongs into no file; set it where `ft` runs",
+        "`--alias`: a plan names the model by its own name; q w is left out",
+    )
+
+
+def test_variables_that_a_recipe_says_otherwise_or_not_at_all_are_told():
+    parsed = parse_command("CUDA_VISIBLE_DEVICES=1,2 ft serve --model $WHERE/x")
+    assert parsed.fields["settings.gpu"] == 1
+    assert parsed.notes == (
+        "`CUDA_VISIBLE_DEVICES=1,2`: one GPU serves a recipe; 1 is taken",
+        "`$WHERE/x` holds a variable of the shell, whose value is not known here: put it there",
+    )
 
 
 def test_a_key_on_the_command_line_reaches_no_file():
