@@ -50,6 +50,8 @@ HEAVY = {
     "sqlite_utils": ("store/",),
     "sqlite3": ("store/",),
     "pickle": (),
+    "plotly": ("report/",),
+    "psycopg": (),
 }
 
 

@@ -29,6 +29,8 @@ DRIVERS = {
 }  # fmt: skip
 #: Two processes that make the tables of an empty database at once stumble over each other: the second look helps.
 _ATTEMPTS, _PAUSE_S = 5, 0.5
+#: Seconds in which a storage proxy must answer.
+PROXY_WAIT_S = 10.0
 _RACES = ("already exists", "duplicate key", "UNIQUE constraint", "database is locked", "Duplicate entry")
 
 
@@ -74,7 +76,9 @@ def _open(url: str, *, is_shared: bool) -> BaseStorage:
             address = urlsplit(url)
             if not address.hostname or not address.port:
                 raise ValueError("an address `grpc://HOST:PORT` is needed")
-            return optuna.storages.GrpcStorageProxy(host=address.hostname, port=address.port)
+            proxy = optuna.storages.GrpcStorageProxy(host=address.hostname, port=address.port)
+            proxy.wait_server_ready(timeout=PROXY_WAIT_S)  # else the first question would be what fails
+            return proxy
         return optuna.storages.RDBStorage(
             url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S if is_shared else None,
             grace_period=GRACE_S if is_shared else None,

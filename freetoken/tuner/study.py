@@ -359,10 +359,11 @@ def _storage_failure(error: Exception) -> FtError | None:
     """What a storage that went away in mid-study means; None for any other error."""
     from optuna.exceptions import StorageInternalError
 
-    if not isinstance(error, StorageInternalError):
+    # A storage proxy's errors come as its own, and its package may not even be installed.
+    is_proxy = type(error).__module__.partition(".")[0] == "grpc"
+    if not isinstance(error, StorageInternalError) and not is_proxy:
         return None
-    cause = error.__cause__ or error
+    said = error.details() if is_proxy and hasattr(error, "details") else str(error.__cause__ or error)
     return FtError(
-        f"the storage cannot be used any more: {str(cause).splitlines()[0]}",
-        hint="`--resume` goes on with what was kept",
+        f"the storage cannot be used any more: {said.splitlines()[0]}", hint="`--resume` goes on with what was kept"
     )

@@ -1,4 +1,4 @@
-"""Two `ft tune` on one study in a PostgreSQL server, each with a state folder and a register of its own: two machines.
+"""Two `ft tune` on one study, in a PostgreSQL server or behind a storage proxy: two machines, as far as they can tell.
 
 Planner, session, study, storage and server are real; what a trial measures is arithmetic (`ft_tune_fake`).
 """
@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from freetoken.errors import UsageError
 from freetoken.tuner.record import read_study
 from freetoken.tuner.storage import open_storage
+from tests.fakes.ports import find_free_port
 from tests.fakes.postgres import PASSWORD, serve_postgres
 
 REPO = Path(__file__).resolve().parents[2]
@@ -113,3 +116,44 @@ def test_one_that_comes_later_goes_on_with_what_the_other_knows_and_after_the_en
     code, out, err = end(second.tune(*arguments))
     assert code == 0, err[-2000:]
     assert json.loads(out)["study"] == f"{joined['study']}.2"
+
+
+@pytest.fixture
+def proxy(tmp_path):
+    """Optuna's own proxy in front of a SQLite file: its address."""
+    pytest.importorskip("grpc")
+    port = find_free_port()
+    serve = (
+        "import optuna; storage = optuna.storages.RDBStorage('sqlite:///proxy.db');"
+        f"optuna.storages.run_grpc_proxy_server(storage, host='127.0.0.1', port={port})"
+    )
+    with (tmp_path / "proxy.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", serve], cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_machines_that_reach_a_proxy_alone_share_a_study_too(proxy, tmp_path):
+    machines = [Machine(tmp_path / name, proxy) for name in ("left", "right")]
+    wait_for_proxy(proxy)
+    ended = [end(one) for one in [one.tune("--trials", "6") for one in machines]]
+    assert [code for code, _, _ in ended] == [0, 0], [err[-2000:] for _, _, err in ended]
+    study = read_study(open_storage(proxy), json.loads(ended[0][1])["study"])
+    measured = [one for one in study.trials if one.state == "measured"]
+    assert {one.machine for one in measured} == {1, 2}
+    assert [one.stage for one in measured].count("default") == 1
+    assert not any("Warning" in err for _, _, err in ended)
+
+
+def wait_for_proxy(url):
+    """A busy machine needs its time to import what the proxy is made of."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return open_storage(url)
+        except UsageError:
+            if time.monotonic() > deadline:
+                raise

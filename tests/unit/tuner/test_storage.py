@@ -39,10 +39,12 @@ def test_every_kind_of_storage_names_its_own_driver(monkeypatch, url, module, pa
     [
         ("nonsense", "the storage `nonsense` cannot be opened: "),
         ("grpc://nowhere", "an address `grpc://HOST:PORT` is needed"),
+        ("grpc://127.0.0.1:9", "GRPC connection timeout"),
         ("sqlite:////no/such/folder/s.db", "unable to open database file"),
     ],
 )
-def test_an_address_that_leads_nowhere_is_told(url, said):
+def test_an_address_that_leads_nowhere_is_told(monkeypatch, url, said):
+    monkeypatch.setattr(storages, "PROXY_WAIT_S", 0.2)
     with pytest.raises(UsageError) as caught:
         open_storage(url)
     assert said in caught.value.message
