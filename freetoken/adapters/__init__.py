@@ -25,7 +25,10 @@ def get_adapter(name: str) -> EngineAdapter:
     target = ADAPTERS.get(name)
     if target is None:
         known = ", ".join(f"`{one}`" for one in ADAPTERS)
-        raise UsageError(f"engine `{name}` cannot be driven by this version", hint=f"engines it can drive: {known}")
+        raise UsageError(
+            f"engine `{name}` cannot be driven by this version",
+            hint=f"engines it can drive: {known}; `--engine NAME` plans the model for one of them",
+        )
     module, _, attribute = target.partition(":")
     adapter: EngineAdapter = getattr(import_module(module), attribute)()
     return adapter

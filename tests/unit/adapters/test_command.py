@@ -246,3 +246,26 @@ def test_a_plain_configuration_becomes_a_recipe():
 def test_a_quantised_cache_is_allowed_by_name():
     recipe = make_recipe(make_recipe_values(parse_config({"model_path": "a/b", "kv_cache_bits": 8})), "x").recipe
     assert (recipe.settings.kv_dtype, recipe.allow_quality_changes) == ("fp8", ("kv_dtype",))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "no `model_path`"), ({"model_path": ["a"]}, "neither a folder nor a repository"),
+        ({"model_path": "a/b", "device": "mps"}, "none that an engine runs on here"),
+        ({"model_path": "a/b", "batch_size": 1.5}, "`batch_size: 1.5` is not a whole number"),
+        ({"model_path": "a/b", "batch_size": 0}, "`batch_size: 0` is less than 1"),
+        ({"model_path": "a/b", "max_seq_len": "many"}, "is not a whole number"),
+        ({"model_path": "a/b", "gpu_memory_utilization": "lots"}, "is not a number"),
+        ({"model_path": "a/b", "gpu_memory_utilization": 90}, "is not a share between 0 and 1"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_means_nothing_is_said(values, words):
+    with pytest.raises(UsageError, match=words):
+        parse_config(values)
+
+
+def test_short_forms_of_a_configuration_are_read():
+    parsed = parse_config({"model_path": "a/b", "device": "cuda:0", "max_seq_len": "8k", "expert_offload": False})
+    assert (parsed.unknown, parsed.fields["context"]) == ((), 8192)
+    assert (parsed.fields["settings.strategy"], parsed.fields["settings.gpu"]) == ("fused", 0)
