@@ -86,7 +86,7 @@ def command(
 def _find_target(name: str | None, base_url: str | None, api_key_env: str | None) -> Target:
     import os
 
-    from freetoken.cli.target import find_one
+    from freetoken.deploy.connect import find_one
     from freetoken.deploy.measure import Target, find_target
     from freetoken.errors import UsageError
 

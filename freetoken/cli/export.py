@@ -108,6 +108,6 @@ def describe_contents(bundle: Bundle) -> str:
 
 def _find_running() -> str:
     """The recipe in the run folder of the one running deployment."""
-    from freetoken.cli.target import find_one
+    from freetoken.deploy.connect import find_one
 
     return str(find_one(None).record.folder / "recipe.yaml")

@@ -149,7 +149,7 @@ def _record(port: int, out: Path, most: int | None, name: str | None, base_url: 
     """Turns kept until Ctrl-C, or until there are `most`."""
     from freetoken.bench.keep import RecordingWriter
     from freetoken.bench.proxy import Exchange, RecordingProxy
-    from freetoken.cli.target import find_one
+    from freetoken.deploy.connect import find_one
 
     address = base_url or find_one(name).record.base_url
     writer, is_done = RecordingWriter(out, note), threading.Event()
