@@ -166,7 +166,8 @@ def pin(loaded: LoadedRecipe, lock: Lock) -> LoadedRecipe:
     update: dict[str, Any] = {}
     for name, locked in lock.settings.items():
         asked = getattr(recipe.settings, name, None)
-        if asked is None or locked is None:
+        # No slots follow from a strategy that has none, and are nothing that a recipe could ask for.
+        if asked is None or locked is None or (name == "expert_slots" and locked == 0):
             continue
         if asked == "auto":
             update[name] = locked

@@ -128,6 +128,17 @@ def test_a_locked_dry_run_plans_exactly_what_was_locked(copy, capsys):
     assert "would launch" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("strategy", ["fused", "cpu", "auto"])
+def test_a_strategy_without_slots_is_held_to_its_lock(home, capsys, strategy):
+    path = home / "copy.yaml"
+    path.write_text(RECIPE.replace("path: model", "path: demo").replace("strategy: offload", f"strategy: {strategy}"))
+    loaded = load_recipe(str(path))
+    plan = prepare_plan(loaded)
+    assert plan.settings.expert_slots == 0
+    write_lock(make_lock(loaded.recipe, plan, get_adapter("native")), find_lock_path(path, "copy"))
+    assert ft("apply", str(path), "--locked", "--dry-run") == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("keeps_time", [True, False])
 def test_a_tampered_file_is_found_before_any_launch(copy, keeps_time, capsys):
     weights = copy.parent / "model" / "model.safetensors"
