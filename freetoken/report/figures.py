@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from freetoken.units import GIB, format_bytes, format_significant
+from freetoken.units import GIB, MIB, format_bytes, format_significant
 
 if TYPE_CHECKING:
     from freetoken.store.rows import MeasuredLine
@@ -159,32 +159,38 @@ def draw_memory(study: StudyRecord, tell: Callable[[TrialRecord], str]) -> Drawi
     what = "VRAM" if study.facts.ledger == "vram" else "RAM"
     title = f"Planned against measured memory ({what} peak)"
     caption = "On the dashed line a plan was exact; above it the engine took more than was planned."
-    placed = [
-        (one, one.planned.peak_bytes / GIB, one.measurement.peak_bytes / GIB)
+    told = [
+        (one, one.planned, one.measurement.peak_bytes)
         for one in study.trials
         if one.planned is not None and one.measurement is not None and one.measurement.peak_bytes is not None
     ]
-    short = [
-        (one, one.planned.peak_bytes / GIB, (one.planned.limit_bytes + one.violation_bytes) / GIB)
+    lacked = [
+        (one, one.planned, one.planned.limit_bytes + one.violation_bytes)
         for one in study.trials
         if one.planned is not None and one.state == "crash" and one.violation_bytes > 1
     ]
+    unit, scale = _pick_unit(found for _, _, found in (*told, *lacked))
+    placed = [(one, planned.peak_bytes / scale, found / scale) for one, planned, found in told]
+    short = [(one, planned.peak_bytes / scale, found / scale) for one, planned, found in lacked]
     if not placed and not short:
         why = "no trial told its peak" if _measured(study) else _none_measured(study)
         return Drawing("memory", title, caption, missing=why)
+    limit = median(planned.limit_bytes for _, planned, _ in (*told, *lacked))
+    caption += f" {format_bytes(limit)} may be used."
     everything = [value for _, x, y in (*placed, *short) for value in (x, y)]
-    limits = [one.planned.limit_bytes / GIB for one, _, _ in (*placed, *short) if one.planned is not None]
-    limit = median(limits)
-    low, high = min(*everything, limit), max(*everything, limit)
+    # A limit far above all that was needed would press the points into a corner.
+    is_near = limit / scale < 1.5 * max(everything)
+    everything += [limit / scale] if is_near else []
+    low, high = min(everything), max(everything)
     margin = 0.03 * (high - low) or 0.1 * high or 0.1
     ends = [low - margin, high + margin]
     data = [
         _line("as planned", ends, ends, GREY, dash="dash"),
-        _line(f"may be used: {format_bytes(limit * GIB)}", ends, [limit, limit], ORANGE, dash="dot"),
+        *([_line("may be used", ends, [limit / scale] * 2, ORANGE, dash="dot")] if is_near else []),
         _points("measured", placed, tell, colour=BLUE),
         _points("crashed, needed at least", short, tell, symbol="x", colour=RED),
     ]
-    layout = _layout("planned (GiB)", "measured (GiB)")
+    layout = _layout(f"planned ({unit})", f"measured ({unit})")
     return Drawing("memory", title, caption, _drawn(data), layout)
 
 
@@ -198,11 +204,12 @@ def draw_lines(study: StudyRecord, lines: Sequence[MeasuredLine]) -> Drawing:
         return Drawing("lines", title, caption, missing="this state folder keeps no ledger of the best trial's run")
     told.sort(key=lambda one: max(one.planned_bytes, one.measured_bytes))
     names = [_escape(one.key.replace("_", " ")) for one in told]
+    unit, scale = _pick_unit(one.measured_bytes for one in told)
     data = [
-        _bars("planned", names, [one.planned_bytes / GIB for one in told], GREY),
-        _bars("measured", names, [one.measured_bytes / GIB for one in told], BLUE),
+        _bars("planned", names, [one.planned_bytes / scale for one in told], GREY),
+        _bars("measured", names, [one.measured_bytes / scale for one in told], BLUE),
     ]
-    return Drawing("lines", title, caption, tuple(data), _bar_layout("GiB", len(names) * 2))
+    return Drawing("lines", title, caption, tuple(data), _bar_layout(unit, len(names) * 2))
 
 
 def draw_importance(study: StudyRecord) -> Drawing:
@@ -309,6 +316,11 @@ def _running_best(placed: Sequence[tuple[TrialRecord, int, float]], objective: O
             best = pick(best, figure)
         found.append((number, best))
     return found
+
+
+def _pick_unit(sizes: Iterable[int]) -> tuple[str, int]:
+    """GiB, or MiB where nothing reaches one."""
+    return ("GiB", GIB) if max(sizes, default=GIB) >= GIB else ("MiB", MIB)
 
 
 def _axis(title: str) -> dict[str, Any]:

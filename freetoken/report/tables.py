@@ -29,6 +29,8 @@ _FIGURES: tuple[tuple[str, Callable[[Measurement], float | None], bool | None], 
     ("energy (J/token)", lambda m: m.joules_per_token, True),
     ("peak memory (GiB)", lambda m: None if m.peak_bytes is None else m.peak_bytes / (1 << 30), None),
 )
+#: With one request at a time and one turn these are the same figure under another name, told once.
+_SAME = {"decode of all requests (tok/s)": "decode (tok/s)", "TTFT p95 (s)": "TTFT (s)"}
 
 
 class FigureRow(NamedTuple):
@@ -119,7 +121,7 @@ def describe_winner(study: StudyRecord) -> list[str]:
     if result is None:
         found.append("It was not held against the baseline on unseen prompts.")
     elif result.confirmation is not None:
-        found.append(f"Against the baseline it was {result.confirmation.describe()}.")
+        found.append(f"Held against the baseline: {result.confirmation.describe()}.")
     else:
         found.append("Nothing beat the baseline, so there was nothing to confirm.")
     missed = result.missed if result is not None else best.missed
@@ -138,11 +140,15 @@ def compare_figures(study: StudyRecord) -> list[FigureRow]:
     base, best = study.trial(study.baseline), study.trial(study.best)
     if best is None or best.measurement is None:
         return []
-    rows = []
+    rows: list[FigureRow] = []
     for label, read, is_less_better in _FIGURES:
         new = read(best.measurement)
         old = read(base.measurement) if base is not None and base.measurement is not None else None
         if new is None and old is None:
+            continue
+        if any(
+            row.label == _SAME.get(label) and (row.baseline, row.best) == (_figure(old), _figure(new)) for row in rows
+        ):
             continue
         change = new / old - 1 if new is not None and old else None
         is_better = None if change is None or is_less_better is None or not change else (change < 0) == is_less_better

@@ -53,7 +53,7 @@ def test_a_named_study_is_written_beside_what_stands_here(ft, ft_json, studies, 
     assert out.startswith(f"{NAME}.html  4.")
     assert out.endswith(" MiB, 6 plots of 8 trials\n")
     assert err == "not drawn: lines: this state folder keeps no ledger of the best trial's run\n"
-    assert f"it was {GAIN.describe()}." in page.read_text(encoding="utf-8")
+    assert f"Held against the baseline: {GAIN.describe()}." in page.read_text(encoding="utf-8")
     code, document = ft_json("report", NAME, "-o", "deep/r.html")
     assert (code, document["path"], document["trials"]) == (0, "deep/r.html", 8)
     assert (tmp_path / "deep" / "r.html").stat().st_size == document["bytes"]

@@ -78,6 +78,7 @@ def test_memory_is_drawn_as_planned_and_measured_with_what_crashes_lacked(study)
     told = [one for one in study.trials if one.measurement and one.planned]
     assert traces["measured"]["y"] == [one.measurement.peak_bytes / GIB for one in told]
     assert traces["measured"]["x"] == [one.planned.peak_bytes / GIB for one in told]
+    assert "may be used" in traces
     crash = next(one for one in study.trials if one.state == "crash")
     assert traces["crashed, needed at least"]["y"] == [(crash.planned.limit_bytes + (300 << 20)) / GIB]
 
@@ -116,3 +117,17 @@ def test_what_an_engine_said_is_never_markup(failures):
     texts = by_name(by_key(draw_all(failures))["history"])["crash"]["text"]
     assert "&lt;b&gt;no&lt;/b&gt; such flag &amp; more" in texts[0]
     assert not any("<b>" in one for one in texts)
+
+
+def test_a_limit_far_above_all_that_was_needed_is_said_and_not_drawn(study):
+    def small(one):
+        planned = one.planned and one.planned._replace(peak_bytes=200 << 20, limit_bytes=21 << 30)
+        told = one.measurement and one.measurement.model_copy(update={"peak_bytes": 300 << 20})
+        return one.model_copy(update={"planned": planned, "measurement": told, "violation_bytes": 0})
+
+    roomy = study.model_copy(update={"trials": tuple(small(one) for one in study.trials)})
+    drawing = by_key(draw_all(roomy))["memory"]
+    assert list(by_name(drawing)) == ["as planned", "measured"]
+    assert set(by_name(drawing)["measured"]["y"]) == {300}
+    assert drawing.layout["yaxis"]["title"]["text"] == "measured (MiB)"
+    assert drawing.caption.endswith("21.0 GiB may be used.")

@@ -86,3 +86,15 @@ def test_results_of_other_processes_are_told_too(study):
     other = StudyResult(reason="r", finished_at="2031-05-04T10:00:00.000Z", confirmation=proof)
     told = tables.describe_winner(study.model_copy(update={"results": (study.results[0], other)}))
     assert told[-1] == f"Another process of this study: {proof.describe()}."
+
+
+def test_a_figure_that_is_another_under_a_second_name_is_told_once(study):
+    def same(one):
+        found = one.measurement
+        told = found and found.model_copy(update={"ttft_p95_s": found.ttft_s, "total_decode_tps": 4 * found.decode_tps})
+        return one.model_copy(update={"measurement": told})
+
+    told = study.model_copy(update={"trials": tuple(same(one) for one in study.trials)})
+    labels = [row.label for row in tables.compare_figures(told)]
+    assert "TTFT p95 (s)" not in labels
+    assert "decode of all requests (tok/s)" in labels
