@@ -107,6 +107,7 @@ def command(
         return 0
     if detach:
         session.preview()  # what can be refused is refused here, where somebody reads it
+        session.check_storage()
         return _detach()
     signal.signal(signal.SIGTERM, _interrupt)
     result = session.run()

@@ -218,7 +218,7 @@ def draw_importance(study: StudyRecord) -> Drawing:
     told = [one for one in study.importances if one.shares]
     caption = "; ".join(f"{_LABELS[one.objective]}: {one.note}" for one in study.importances) + "."
     if not told:
-        return Drawing("importance", title, "", missing=caption.removesuffix("."))
+        return Drawing("importance", title, "", missing=caption.removesuffix(".") or "nothing was ranked")
     names = sorted({name for one in told for name in one.shares}, key=lambda name: told[0].shares.get(name, 0.0))
     data = [
         _bars(_LABELS[one.objective], [_escape(name) for name in names],

@@ -6,6 +6,7 @@ their own, so that nothing that a person declared is mistaken for one.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.hits import make_hit_counter
+from freetoken.deploy.start import find_free_port
 from freetoken.deploy.stop import withdraw
 from freetoken.deploy.tools import DEFAULT_TOOLS, Step, Tools
 from freetoken.errors import FtError, NotReadyError
 from freetoken.supervisor import register
+from freetoken.supervisor.ports import can_bind
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.values import Kind, Measurement, Outcome, Point
 
@@ -73,6 +76,8 @@ class DeployLauncher:
     def start(self, point: Point) -> Outcome:
         """Ends the last trial's engine, then starts and proves this one."""
         self.stop()
+        if not _is_free(self.port):
+            self.port = pick_port()  # somebody else took it between two trials
         return self._apply(point)
 
     def resize(self, point: Point) -> Outcome:
@@ -90,7 +95,9 @@ class DeployLauncher:
         except NotReadyError as error:
             return self._classify(error)
         except FtError as error:
-            return Outcome(kind="crash", words=_words(error))
+            # A port that another process took in this moment says nothing of the settings.
+            is_taken = error.message.startswith("port ") and "is taken" in error.message
+            return Outcome(kind="invalid" if is_taken else "crash", words=_words(error))
         return Outcome(kind="ok", run_id=self.running.run_id)
 
     def _show(self, step: Step) -> None:
@@ -160,6 +167,20 @@ class DeployLauncher:
     def settings_now(self) -> dict[str, Any]:
         """Effective settings of what runs; {} where nothing does."""
         return self.running.plan.settings.model_dump(mode="json") if self.running is not None else {}
+
+
+def pick_port() -> int:
+    """A free port with the one after it free too; at random, so that studies that begin at once take different ones."""
+    chance = random.SystemRandom()
+    for _ in range(200):
+        port = chance.randrange(20_000, 32_000, 2)
+        if _is_free(port):
+            return port
+    return find_free_port("127.0.0.1", 2)
+
+
+def _is_free(port: int) -> bool:
+    return all(can_bind("127.0.0.1", one) for one in (port, port + 1))
 
 
 def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = None) -> Outcome:

@@ -194,8 +194,10 @@ class StudyRecord(TunerModel):
 
 
 def write_facts(study: Study, facts: StudyFacts) -> None:
-    """Keeps beside `study` what it is about; a process that joins says the same again."""
-    study.set_user_attr(FACTS, facts.model_dump(mode="json"))
+    """Keeps beside `study` what it is about; a process that joins says the same again, but for when it began."""
+    known = study.user_attrs.get(FACTS)
+    began_at = known.get("began_at", "") if isinstance(known, dict) else facts.began_at
+    study.set_user_attr(FACTS, facts.model_copy(update={"began_at": began_at}).model_dump(mode="json"))
 
 
 def write_result(study: Study, result: StudyResult) -> None:

@@ -20,14 +20,13 @@ from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.prepare import prepare_request
-from freetoken.deploy.start import find_free_port
 from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
 from freetoken.hardware.fingerprint import compute_fingerprint
 from freetoken.supervisor import register
 from freetoken.supervisor.locks import read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
-from freetoken.tuner.deploying import DeployLauncher
+from freetoken.tuner.deploying import DeployLauncher, pick_port
 from freetoken.tuner.facts import make_facts
 from freetoken.tuner.method import Method
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
@@ -183,6 +182,11 @@ class Session:
         words = "-".join([recipe.name, recipe.workload.name, *(one.name for one in self.objectives)])
         return f"{re.sub(r'[^a-z0-9._-]', '-', words.lower())[:60]}-{digest}"
 
+    def check_storage(self) -> None:
+        """Opens the shared storage, where there is one. Raises UsageError where that fails."""
+        if self.options.storage is not None:
+            open_storage(self.options.storage, is_shared=True)
+
     # -- running ----------------------------------------------------------------------------------------------
 
     def run(self) -> TuneResult:
@@ -202,7 +206,7 @@ class Session:
         earlier = read_status(self.study) if self.options.is_resuming else None
         name = f"{recipe.name[:70]}-tune"
         launcher = DeployLauncher(
-            self.loaded, site, name, find_free_port("127.0.0.1", 2), repeats=self._repeats(),
+            self.loaded, site, name, pick_port(), repeats=self._repeats(),
             seed=self.options.seed, log=lambda text: self.say("engine", text),
         )  # fmt: skip
         launcher.stop()  # what a killed tuner left behind
@@ -252,7 +256,7 @@ class Session:
         if self.options.is_resuming:
             return find_resumable(self.study, storage)
         if is_shared and (found := find_open(self.study, storage)) is not None:
-            self.say("join", f"study `{found}` of this storage, which nobody has ended yet")
+            self.say("join", f"study `{found}` of this storage, which has not ended yet")
             return found
         return _fresh_name(self.study, storage)
 
@@ -502,13 +506,16 @@ def find_resumable(name: str, storage: BaseStorage) -> str:
 
 
 def find_open(name: str, storage: BaseStorage) -> str | None:
-    """The newest study of this name where no process has ended its search yet; None without one."""
+    """The newest study of this name that somebody is at work on, or that nobody has ended yet; None without one."""
+    from optuna.trial import TrialState
+
     try:
         newest = find_resumable(name, storage)
     except UsageError:
         return None
-    attributes = storage.get_study_user_attrs(storage.get_study_id_from_name(newest))
-    return None if is_ended(attributes) else newest
+    number = storage.get_study_id_from_name(newest)
+    is_open = not is_ended(storage.get_study_user_attrs(number))
+    return newest if is_open or storage.get_all_trials(number, deepcopy=False, states=(TrialState.RUNNING,)) else None
 
 
 def choose_workload(loaded: LoadedRecipe, name: str | None) -> LoadedRecipe:

@@ -54,8 +54,9 @@ def make_owner() -> dict[str, Any]:
 def find_stale(study: Study, *, is_shared: bool) -> list[int]:
     """Numbers of RUNNING trials whose process is gone.
 
-    Without others a trial that says nothing of its process was this machine's; in a shared study it may be one that
-    has just been asked for elsewhere, so it is given `SILENT_S`.
+    Without others every trial was this machine's, whatever it was called then (a container has a new name each time).
+    In a shared study one that says nothing of its process may have just been asked for elsewhere: it is given
+    `SILENT_S`.
     """
     from optuna.trial import TrialState
 
@@ -66,10 +67,12 @@ def find_stale(study: Study, *, is_shared: bool) -> list[int]:
 
 def _is_lost(trial: FrozenTrial, *, is_shared: bool) -> bool:
     attributes = trial.user_attrs
-    if trials.PROCESS in attributes:
-        mine = attributes.get(trials.MACHINE) == name_machine()
-        return mine and not is_alive(ProcessId.from_dict(attributes[trials.PROCESS]))
-    return not is_shared or _age_s(trial) > SILENT_S
+    is_known = trials.PROCESS in attributes
+    is_ours = attributes.get(trials.MACHINE) == name_machine()
+    lives = is_known and is_ours and is_alive(ProcessId.from_dict(attributes[trials.PROCESS]))
+    if not is_shared:
+        return not lives
+    return is_ours and not lives if is_known else _age_s(trial) > SILENT_S
 
 
 def _find_silent_ids(study: Study) -> frozenset[int]:

@@ -103,7 +103,7 @@ def test_one_that_comes_later_goes_on_with_what_the_other_knows_and_after_the_en
     assert end(killed)[0] == -signal.SIGKILL
     code, out, err = end(second.tune(*arguments))
     assert code == 0, err[-2000:]
-    assert "which nobody has ended yet" in err
+    assert "which has not ended yet" in err
     joined = json.loads(out)
     study = read_study(open_storage(server), joined["study"])
     # The dead one's baseline counts; the trial that it had in hand may still be its own.

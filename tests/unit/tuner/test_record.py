@@ -5,7 +5,8 @@ import pytest
 
 from freetoken.errors import UsageError
 from freetoken.recipe.model import GoodEnough
-from freetoken.tuner.record import list_studies, pick_study, read_study
+from freetoken.tuner.record import StudyResult, list_studies, pick_study, read_study, write_result
+from freetoken.tuner.session import find_open
 from freetoken.tuner.values import Outcome
 from tests.fakes.studies import finish, make_search
 from tests.fakes.tuning import ScriptedLauncher
@@ -124,3 +125,21 @@ def test_facts_and_results_name_no_host_path_or_process(finished):
     search, _, _ = finished
     kept = json.dumps({key: value for key, value in search.study.user_attrs.items() if key != "about"})
     assert "/" not in kept.replace("recipes/demo.yaml", "").replace("tok/s", "").replace("J/token", "")
+
+
+def test_whoever_joins_a_study_does_not_move_its_beginning():
+    storage = optuna.storages.InMemoryStorage()
+    make_search(storage, "s", began_at="2031-05-04T09:30:00+00:00")
+    make_search(storage, "s", began_at="2031-05-04T11:00:00+00:00")
+    assert read_study(storage, "s").facts.began_at == "2031-05-04T09:30:00+00:00"
+
+
+def test_a_shared_study_is_open_until_its_last_process_has_ended():
+    storage = optuna.storages.InMemoryStorage()
+    assert find_open("s", storage) is None
+    search = make_search(storage, "s")
+    assert find_open("s", storage) == "s"
+    write_result(search.study, StudyResult(reason="r", finished_at="2031-05-04T10:15:00.000Z"))
+    assert find_open("s", storage) is None
+    search.study.ask(search.site.space.distributions())
+    assert find_open("s", storage) == "s"

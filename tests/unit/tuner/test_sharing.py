@@ -49,6 +49,14 @@ def test_a_trial_is_stale_when_its_process_on_this_machine_is_gone(storage):
     assert sharing.find_stale(search.study, is_shared=True) == [gone]
 
 
+def test_without_others_every_trial_was_ours_whatever_this_machine_was_called_then(storage):
+    search = make_search(storage)
+    point = search.site.default_point()
+    lost = [start_elsewhere(search, point, "probe"), start_elsewhere(search, point, "probe", owner=own(GONE))]
+    start_elsewhere(search, point, "probe", owner=own(identify_self().to_dict()))
+    assert sharing.find_stale(search.study, is_shared=False) == lost
+
+
 def test_a_trial_that_says_nothing_of_its_process_is_stale_only_where_nobody_shares(storage):
     search = make_search(storage)
     silent = search.study.ask(search.site.space.distributions()).number

@@ -1,0 +1,54 @@
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from freetoken.errors import FtError
+from freetoken.recipe.load import load_recipe
+from freetoken.tuner import deploying
+from freetoken.tuner.deploying import DeployLauncher, pick_port
+
+
+@pytest.fixture
+def launcher(monkeypatch, tmp_path):
+    monkeypatch.setenv("FT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("FT_RUNTIME_DIR", str(tmp_path / "run"))
+    loaded = load_recipe("demo")
+    request = SimpleNamespace(recipe=loaded.recipe)
+    site = SimpleNamespace(fix=lambda point, slots: request, forecast=lambda point: None)
+    return DeployLauncher(loaded, site, "demo-tune", pick_port())
+
+
+def test_a_port_that_somebody_took_between_two_trials_is_given_up_for_another(launcher, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        deploying,
+        "apply_recipe",
+        lambda loaded, **_: seen.append(loaded.recipe.serve.port) or SimpleNamespace(run_id="1"),
+    )
+    first = launcher.port
+    assert launcher.start({}).kind == "ok"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))
+        other.listen()
+        assert launcher.start({}).kind == "ok"
+    assert seen[0] == first
+    assert seen[1] == launcher.port != first
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"), [("port 1919 is taken by `python` (process 7)", "invalid"), ("the disk is full", "crash")]
+)
+def test_a_port_taken_in_the_last_moment_says_nothing_of_the_settings(launcher, monkeypatch, message, kind):
+    def fail(*_, **__):
+        raise FtError(message)
+
+    monkeypatch.setattr(deploying, "apply_recipe", fail)
+    outcome = launcher.start({})
+    assert (outcome.kind, outcome.words) == (kind, message)
+
+
+def test_ports_of_trials_lie_below_those_of_outgoing_connections():
+    found = {pick_port() for _ in range(20)}
+    assert len(found) > 10
+    assert all(20_000 <= port < 32_768 for port in found)
