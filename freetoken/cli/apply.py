@@ -95,13 +95,17 @@ def _refuse(error: Any, *, as_json: bool) -> int:
     return int(error.exit_code)
 
 
+#: Seconds until a line that only updates is printed where it cannot be overwritten, and between two of a phase.
+_FIRST_UPDATE_S, _NEXT_UPDATE_S = 1.0, 10.0
+
+
 class Printer:
     """Progress on stderr: a line a step, lines that only update overwritten on a terminal and thinned elsewhere."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.started_s = time.monotonic()
-        self._shown_s, self._shown_phase, self._is_open = 0.0, "", False
+        self._due_s, self._shown_phase, self._is_open = 0.0, "", False
 
     def __call__(self, step: Step) -> None:
         """Shows one step."""
@@ -116,10 +120,13 @@ class Printer:
             self._is_open = False
 
     def _is_due(self, step: Step, elapsed_s: float) -> bool:
+        """Where lines cannot be overwritten: a phase that goes on for a second says so, and then every ten."""
         phase = f"{step.phase} {step.message.partition(' ')[0]}"
-        if phase == self._shown_phase and elapsed_s - self._shown_s < 10:
+        if phase != self._shown_phase:
+            self._shown_phase, self._due_s = phase, elapsed_s + _FIRST_UPDATE_S
+        if elapsed_s < self._due_s:
             return False
-        self._shown_phase, self._shown_s = phase, elapsed_s
+        self._due_s = elapsed_s + _NEXT_UPDATE_S
         return True
 
     def _line(self, step: Step, elapsed_s: float) -> str:
