@@ -19,22 +19,21 @@ from freetoken.share.registry import FolderPlace, OutdatedError
 
 _TIMEOUT_S = 300.0
 _TRIES = 4
+#: Seconds before a broken connection is tried again; twice as many each time.
+PAUSE_S = 0.5
 _SAFE = (
     "-c", "core.hooksPath=/dev/null", "-c", "core.symlinks=false", "-c", "core.fsmonitor=false",
     "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.file.allow=always",
     "-c", "core.attributesFile=/dev/null", "-c", "filter.lfs.smudge=", "-c", "filter.lfs.process=",
     "-c", "filter.lfs.required=false", "-c", "transfer.fsckObjects=true",
 )  # fmt: skip
-#: What git says when a connection broke rather than when it was refused.
-_BROKEN = (
-    "early EOF",
-    "RPC failed",
-    "unexpected disconnect",
-    "Connection reset",
-    "timed out",
-    "hung up",
-    "Could not resolve",
-)
+#: What git says where trying again changes nothing; connections break in too many words to list.
+_FINAL = (
+    "not found", "does not exist", "not appear to be a git", "rejected", "cannot lock ref", "verification failed",
+    "not allowed", "dubious ownership", "Permission denied", "unable to read current working directory", "401", "403",
+    "404", "Authentication failed", "could not read Username", "could not read Password", "No space left",
+)  # fmt: skip
+_REFUSED = ("Authentication failed", "could not read Username", "could not read Password", "403", "terminal prompts")
 
 
 class GitPlace(FolderPlace):
@@ -78,8 +77,9 @@ def open_git(url: str, revision: str | None) -> Iterator[GitPlace]:
 
 
 def run_git(folder: Path, *arguments: str, tries: int = 1) -> str:
-    """What git prints. A connection that broke is tried again; raises FtError with what git said last."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    """What git prints; with `tries` above 1 it is tried again where that may help. FtError with what git said last."""
+    kept = ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key in kept}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ASKPASS": "true", "LC_ALL": "C"}
     for attempt in range(tries):
         try:
@@ -93,9 +93,9 @@ def run_git(folder: Path, *arguments: str, tries: int = 1) -> str:
             raise FtError(f"`git {arguments[0]}` did not end within {_TIMEOUT_S:.0f} s") from error
         if done.returncode == 0:
             return done.stdout
-        if attempt + 1 < tries and any(words in done.stderr for words in _BROKEN):
+        if attempt + 1 < tries and not any(words in done.stderr for words in _FINAL):
             _clear(folder, arguments)
-            time.sleep(0.2 * 2**attempt)
+            time.sleep(PAUSE_S * 2**attempt)
             continue
         break
     lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
@@ -103,7 +103,9 @@ def run_git(folder: Path, *arguments: str, tries: int = 1) -> str:
         (line for line in lines if line.startswith(("fatal", "error", " !"))), lines[-1] if lines else "no reason"
     )
     verb = next((one for one in arguments if not one.startswith("-") and "=" not in one), "")
-    raise FtError(f"`git {verb}` failed: {said.strip()[:200]}")
+    is_refused = any(words in done.stderr for words in _REFUSED)
+    hint = "git asks nobody here: set up a credential helper, so that `git clone URL` works by itself"
+    raise FtError(f"`git {verb}` failed: {said.strip()[:200]}", hint=hint if is_refused else None)
 
 
 def _clear(folder: Path, arguments: tuple[str, ...]) -> None:

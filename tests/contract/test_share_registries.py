@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from freetoken.cli.main import main
+from tests.fakes.git_server import GitServer, serve_git
 from tests.fakes.hub import FakeHub, serve_hub
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-v1.ftbundle"
@@ -140,6 +141,86 @@ def test_a_git_repository_serves_as_registry(repository: Path, ft: Any) -> None:
     assert git(repository, "rev-parse", "main").strip() == commit
 
 
+@pytest.fixture
+def server(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitServer]:
+    """The repository over https, with a certificate that this user's git trusts."""
+    if not (Path(git(tmp_path, "--exec-path").strip()) / "git-http-backend").exists():
+        pytest.skip("this git comes without `git http-backend`")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr("freetoken.share.git.PAUSE_S", 0.01)
+    with serve_git(tmp_path, tmp_path) as served:
+        monkeypatch.setenv("GIT_SSL_CAINFO", str(served.certificate))
+        yield served
+
+
+def test_a_git_host_serves_as_registry(server: GitServer, repository: Path, ft: Any) -> None:
+    target = f"git+{server.url}/team.git"
+    code, _, said = ft("push", target, str(FIXTURE), "--yes")
+    assert code == 0, said
+    assert git(repository, "log", "-1", "--format=%s").strip() == "Add mine"
+    assert pulled(ft, f"{target}@main", "mine") == FIXTURE.read_bytes()
+
+
+def test_a_connection_to_a_git_host_that_breaks_is_tried_again(server: GitServer, repository: Path, ft: Any) -> None:
+    target = f"git+{server.url}/team.git"
+    # Cut in the middle of the pack (the third answer of a clone), of the list of branches, and refused once.
+    server.cuts = [None, None, 60, 10]
+    server.statuses = [503]
+    code, _, said = ft("push", target, str(FIXTURE), "--yes")
+    assert code == 0, said
+    assert server.cuts == []
+    pushed = len(server.requests)
+    server.cuts = [None, None, 1500]
+    assert pulled(ft, target) == FIXTURE.read_bytes()
+    assert len(server.requests) - pushed > 3
+    # The answer to a push may be lost after the push was done.
+    signed = FIXTURE.with_name("bundle-v1-signed.ftbundle")
+    server.cuts = [None, None, None, None, 0]
+    assert ft("push", target, str(signed), "--yes", "--replace")[0] == 0
+    assert git(repository, "rev-list", "--count", "main").strip() == "3"
+    assert pulled(ft, target) == signed.read_bytes()
+
+
+def test_a_git_host_that_stays_away_is_said(server: GitServer, ft: Any) -> None:
+    server.statuses = [503] * 20
+    code, _, said = ft("pull", f"git+{server.url}/team.git")
+    assert (code, "`git clone` failed" in said, "503" in said) == (1, True, True)
+    server.statuses = []
+    code, _, said = ft("pull", f"git+{server.url}/nothing.git")
+    assert (code, "not found" in said) == (1, True)
+    server.password = "secret"
+    code, _, said = ft("pull", f"git+{server.url}/team.git")
+    assert (code, "a credential helper" in said) == (1, True)
+
+
+def test_two_that_push_at_once_lose_nothing(repository: Path, tmp_path: Path, ft: Any, monkeypatch: Any) -> None:
+    from freetoken.share.registry import FolderPlace
+
+    target = f"git+file://{repository}"
+    write = FolderPlace.write
+    rivals = ["a rival"]
+
+    def slow_write(place: FolderPlace, files: Any, message: str) -> str:
+        if rivals:  # somebody else pushes between our reading and our writing
+            git(tmp_path / "work", "commit", "--quiet", "--allow-empty", "-m", rivals.pop())
+            git(tmp_path / "work", "push", "--quiet", "origin", "HEAD:main")
+        return write(place, files, message)
+
+    monkeypatch.setattr(FolderPlace, "write", slow_write)
+    assert ft("push", target, str(FIXTURE), "--yes")[0] == 0
+    assert git(repository, "log", "--format=%s", "main").split("\n")[:2] == ["Add mine", "a rival"]
+
+
+def test_a_hub_that_changed_meanwhile_is_read_again(hub: FakeHub, ft: Any) -> None:
+    ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    signed = FIXTURE.with_name("bundle-v1-signed.ftbundle")
+    hub.stale_commits = 1
+    assert ft("push", "hf:me/recipes", str(signed), "--yes", "--replace")[0] == 0
+    assert hub.count("/commit/") == 3
+    assert pulled(ft, "hf:me/recipes") == signed.read_bytes()
+
+
 def test_hooks_and_links_of_a_repository_do_nothing(repository: Path, tmp_path: Path, ft: Any) -> None:
     target = f"git+file://{repository}"
     ft("push", target, str(FIXTURE), "--yes")
@@ -180,6 +261,60 @@ def test_a_folder_serves_as_registry(ft: Any, tmp_path: Path) -> None:
     (tmp_path / "shared" / "index.json").unlink()
     assert pulled(ft, "shared", "mine") == FIXTURE.read_bytes()
     assert pulled(ft, "shared/bundles/mine.ftbundle") == FIXTURE.read_bytes()
+
+
+def test_a_registry_is_listed_and_its_index_made_anew(ft: Any, tmp_path: Path) -> None:
+    (tmp_path / "shared" / "bundles").mkdir(parents=True)
+    bundles = tmp_path / "shared" / "bundles"
+    (bundles / "mine.ftbundle").write_bytes(FIXTURE.read_bytes())
+    (bundles / "other.ftbundle").write_bytes(FIXTURE.read_bytes())
+    (bundles / "broken.ftbundle").write_bytes(b"PK")
+    code, _, said = ft("pull", "shared", "--list")
+    assert (code, "`ft push shared --reindex` makes one" in said) == (2, True)
+    code, out, said = ft("push", "shared", "--reindex", "--yes")
+    assert (code, out) == (0, "1 bundles in the index  shared\n")
+    assert "left out: bundles/other.ftbundle: holds `mine`" in said
+    assert "left out: bundles/broken.ftbundle is no bundle" in said
+    code, out, _ = ft("pull", "shared", "--list")
+    row = ["mine", "nvidia/Qwen3.6-35B-A3B-NVFP4", "freetoken", "agent-8k"]
+    assert (code, out.splitlines()[1].split()[:4]) == (0, row)
+    assert "NVIDIA GeForce RTX 4060 Ti" in out
+    assert "42.0" in out
+
+
+def test_an_index_that_lies_is_found_out_and_put_right(ft: Any, tmp_path: Path) -> None:
+    ft("push", "shared", str(FIXTURE), "--yes")
+    path = tmp_path / "shared" / "index.json"
+    index = json.loads(path.read_text())
+    told = dict(index["bundles"]["mine"])
+
+    def lie(**changes: Any) -> str:
+        path.write_text(json.dumps({**index, "bundles": {"mine": {**told, **changes}}}))
+        code, _, said = ft("pull", "shared", "mine")
+        assert code == 2
+        return str(said)
+
+    assert "the index has " + "0" * 64 in lie(sha256="0" * 64)
+    assert "there is no bundles/gone.ftbundle" in lie(file="bundles/gone.ftbundle")
+    assert "its index cannot be read" in lie(file="../../etc/passwd")
+    assert "makes it anew: `ft push TARGET --reindex`" in lie(file="../../etc/passwd")
+    assert "its index cannot be read" in lie(run="rm -rf ~")
+    path.write_text("{" * 100_000)
+    assert ft("pull", "shared", "mine")[0] == 2
+    path.write_text(json.dumps({**index, "version": 2}))
+    code, _, said = ft("pull", "shared", "mine")
+    assert (code, "has version 2, this `ft` reads version 1" in said) == (2, True)
+    assert ft("push", "shared", "--reindex", "--yes")[0] == 0
+    assert pulled(ft, "shared", "mine") == FIXTURE.read_bytes()
+
+
+def test_a_bundle_that_the_index_does_not_name_is_found_by_name(ft: Any, tmp_path: Path) -> None:
+    ft("push", "shared", str(FIXTURE), "--yes")
+    path = tmp_path / "shared" / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bundles": {}}))
+    assert pulled(ft, "shared", "mine") == FIXTURE.read_bytes()
+    code, _, said = ft("pull", "shared", "none")
+    assert (code, "it has: `mine`" in said) == (2, True)
 
 
 def test_nothing_is_pushed_without_being_asked(ft: Any, tmp_path: Path) -> None:

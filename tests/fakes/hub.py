@@ -42,6 +42,8 @@ class FakeHub:
     token: str | None = None
     #: Writing requests (POST) that get no answer, their connection cut instead.
     cut_posts: int = 0
+    #: Commits that are refused because somebody else's came first.
+    stale_commits: int = 0
     #: Repositories that were made, and what was committed: repository → file names of each commit.
     commits: dict[str, list[list[str]]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
@@ -126,6 +128,9 @@ def _make_handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             elif "/preupload/" in path:
                 files = [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]
                 self.answer_json({"files": [{k: v for k, v in one.items() if k != "sample"} for one in files]})
+            elif "/commit/" in path and hub.stale_commits:
+                hub.stale_commits -= 1
+                self.answer(412, b"{}")
             elif "/commit/" in path:
                 self.commit(path.removeprefix("/api/").partition("/commit/")[0], body)
             else:
