@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from freetoken.cli.output import emit, examples, json_option, note
+from freetoken.errors import BadFileError, UsageError
 
 
 @click.group("db", epilog=examples("ft db backup results.db", "ft db check"))
@@ -39,8 +43,11 @@ def restore_command(file: str, yes: bool, as_json: bool) -> None:
     from freetoken.store.backup import check, restore
 
     source, target = Path(file), paths.database_path()
-    check(source)
+    with _of_a_copy(source):
+        check(source)
     if target.exists() and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"nobody can be asked here whether to replace {target} by {source}", hint="`--yes`")
         click.confirm(f"replace {target} by {source}?", abort=True, err=True)
     found = restore(source, target)
     if found.kept is not None:
@@ -59,5 +66,20 @@ def check_command(file: str | None, as_json: bool) -> None:
     from freetoken import paths
     from freetoken.store.backup import check
 
-    found = check(Path(file) if file is not None else paths.database_path())
+    path = Path(file) if file is not None else paths.database_path()
+    with _of_a_copy(path):
+        found = check(path)
     emit(found, as_json=as_json, render=lambda _: click.echo(found.describe()))
+
+
+@contextmanager
+def _of_a_copy(path: Path) -> Iterator[None]:
+    """What is wrong with a copy is no reason to make the living database anew."""
+    from freetoken import paths
+
+    try:
+        yield
+    except BadFileError as error:
+        if path.absolute() != paths.database_path():
+            error.hint = "take another copy; `ft db backup` checks each that it makes"
+        raise

@@ -25,6 +25,10 @@ _PAGES = 256
 _MAX_STEPS = 10_000
 
 
+#: What every version of the database has.
+_KNOWN = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name IN ('machines', 'runs', 'results')"
+
+
 class DatabaseReport(Row):
     """What is in a database file: rows of each table, and a digest over all of them."""
 
@@ -51,8 +55,12 @@ def backup(source: Path, target: Path) -> DatabaseReport:
         raise UsageError(f"{target} exists already")
     if not source.is_file():
         raise UsageError(f"there is no database yet: {source}")
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+    except OSError as error:
+        raise FtError(f"{target} cannot be written: {error.strerror}") from error
     try:
         _copy(source, partial)
         check(partial)
@@ -110,6 +118,8 @@ def check(path: Path) -> DatabaseReport:
         wrong += [f"a row of `{row[0]}` points nowhere" for row in connection.execute("PRAGMA foreign_key_check")]
         if wrong:
             raise BadFileError(f"{path} is damaged: {wrong[0]}", details=tuple(wrong[1:6]))
+        if version == 0 or connection.execute(_KNOWN).fetchone()[0] != 3:
+            raise BadFileError(f"{path} is no database of `ft`: it has none of its tables")
         if version == VERSION:
             _read_rows(Store(path, connection), path)
         tables, digest = _digest(connection)

@@ -125,6 +125,29 @@ def test_a_row_that_nobody_can_read_is_found(path):
         check(path)
 
 
+def test_what_is_no_database_of_ours_replaces_nothing(path, ft, tmp_path):
+    empty, other = tmp_path / "empty.db", tmp_path / "other.db"
+    empty.touch()
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE notes (text)")
+    connection.execute("PRAGMA user_version = 3")
+    connection.commit()
+    connection.close()
+    before = check(path).sha256
+    for file in (empty, other):
+        code, _, said = ft("db", "restore", str(file), "--yes")
+        assert (code, "is no database of `ft`" in said, "take another copy" in said) == (2, True, True)
+    assert check(path).sha256 == before
+
+
+def test_a_restore_asks_first_and_names_what_it_cannot_write(path, ft, tmp_path):
+    backup(path, tmp_path / "copy.db")
+    code, _, said = ft("db", "restore", str(tmp_path / "copy.db"))
+    assert (code, "nobody can be asked here whether to replace" in said) == (2, True)
+    code, _, said = ft("db", "backup", str(path / "copy.db"))
+    assert (code, f"{path / 'copy.db'} cannot be written" in said) == (1, True)
+
+
 def test_a_backup_overwrites_nothing(path, tmp_path):
     (tmp_path / "copy.db").write_text("mine")
     with pytest.raises(UsageError, match="exists already"):
