@@ -33,7 +33,7 @@ HEARTBEAT_S, GRACE_S = 60, 300
 #: Seconds that a trial may stay without its first words before it is taken for one of a dead process.
 SILENT_S = 600.0
 #: Seconds that an earlier trial is given to say what it is about.
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 #: A point that another process has in hand is thought over this often.
 MOST_YIELDS = 2
 

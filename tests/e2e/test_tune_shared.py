@@ -62,9 +62,14 @@ def end(process):
     return process.returncode, out, err
 
 
+def tune_both(machines, gate, *arguments):
+    """Both begin at once, however long either takes to import what it needs."""
+    running = [one.tune(*arguments, FT_FAKE_GATE=str(gate)) for one in machines]
+    return [end(one) for one in running]
+
+
 def test_two_that_begin_at_once_share_the_work_of_one_study(server, machines, tmp_path):
-    running = [one.tune("--trials", "10") for one in machines]
-    ended = [end(one) for one in running]
+    ended = tune_both(machines, tmp_path / "gate", "--trials", "10")
     assert [code for code, _, _ in ended] == [0, 0], [err[-2000:] for _, _, err in ended]
     results = [json.loads(out) for _, out, _ in ended]
     assert results[0]["study"] == results[1]["study"]
@@ -139,7 +144,7 @@ def proxy(tmp_path):
 def test_machines_that_reach_a_proxy_alone_share_a_study_too(proxy, tmp_path):
     machines = [Machine(tmp_path / name, proxy) for name in ("left", "right")]
     wait_for_proxy(proxy)
-    ended = [end(one) for one in [one.tune("--trials", "6") for one in machines]]
+    ended = tune_both(machines, tmp_path / "gate", "--trials", "6")
     assert [code for code, _, _ in ended] == [0, 0], [err[-2000:] for _, _, err in ended]
     study = read_study(open_storage(proxy), json.loads(ended[0][1])["study"])
     measured = [one for one in study.trials if one.state == "measured"]

@@ -2,7 +2,7 @@
 
 A larger prefill chunk shortens the time to the first token and slows decoding a little, more slots speed it up.
 `FT_FAKE_PAUSE_S` is what a start and a measurement take; `FT_FAKE_KILL_AT` the number of the measurement, from 1, in
-which this `ft` kills itself.
+which this `ft` kills itself; `FT_FAKE_GATE` a folder at which two of them wait for each other before the search.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from freetoken.cli.later import import_later
@@ -29,6 +30,15 @@ class ArithmeticLauncher:
         self.measured = 0
         self.noise = random.Random(f"noise {seed} {os.getpid()}")
         self.pause_s = float(os.environ.get("FT_FAKE_PAUSE_S", "0"))
+        if "FT_FAKE_GATE" in os.environ:
+            self._wait_for_the_other(Path(os.environ["FT_FAKE_GATE"]))
+
+    def _wait_for_the_other(self, gate: Path) -> None:
+        gate.mkdir(exist_ok=True)
+        (gate / str(os.getpid())).touch()
+        deadline = time.monotonic() + 120
+        while len(list(gate.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def start(self, point: Point) -> Outcome:
         time.sleep(self.pause_s)
