@@ -70,7 +70,8 @@ def finish(outcome: Received, *, as_json: bool) -> int:
         print_error(render.make_refusal_error(outcome.answer))
         return 3
     if outcome.path is not None:
-        same = outcome.comparison.distance is not None and outcome.comparison.distance.is_same_class
+        distance = outcome.comparison.distance
+        same = outcome.bundle.lock is not None and distance is not None and distance.is_same_class
         shown = show_path(outcome.path)
         note(f"run it: `ft apply {shown}`" + (" (`--locked`: exactly as the author ran it)" if same else ""))
         evidence = outcome.bundle.evidence

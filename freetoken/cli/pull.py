@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("--list", "is_listing", is_flag=True, help="Show what the registry holds; fetch nothing.")
 @click.option("-o", "--output", metavar="FILE", help="Only write the bundle there; judge it later with `ft import`.")
+@click.option("--dry-run", is_flag=True, help="Judge and plan only; keep nothing.")
+@click.option("--name", "own_name", metavar="NAME", help="Import it under this name.")
 @click.option("--replace", "is_replacing", is_flag=True, help="Replace what was imported under the name.")
 @click.option("--trusted", "is_trusted_only", is_flag=True, help="Refuse what no key of your trust list signed.")
 @click.option("--profile", metavar="NAME", shell_complete=complete_profile, help="Plan for a machine that is not here.")
 @json_option
 def command(
-    target: str, name: str | None, is_listing: bool, output: str | None, is_replacing: bool, is_trusted_only: bool,
-    profile: str | None, as_json: bool,
+    target: str, name: str | None, is_listing: bool, output: str | None, dry_run: bool, own_name: str | None,
+    is_replacing: bool, is_trusted_only: bool, profile: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Fetch a recipe's bundle and show what this machine would run, as `ft import` does.
 
@@ -53,7 +55,8 @@ def command(
     from freetoken.share.receive import receive_bytes
 
     outcome = receive_bytes(
-        data, file, is_replacing=is_replacing, is_trusted_only=is_trusted_only, profile=profile
+        data, file, name=own_name, is_kept=not dry_run, is_replacing=is_replacing,
+        is_trusted_only=is_trusted_only, profile=profile,
     )  # fmt: skip
     note(f"fetched {file} from {target}")
     return finish(outcome, as_json=as_json)

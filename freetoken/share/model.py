@@ -164,7 +164,11 @@ class Evidence(ShareModel):
         The one answer that proves a start counts only where nothing else was measured.
         """
         valid = [one for one in self.measured if not one.is_invalid and "decode_tps" in one.figures]
-        return max(valid, key=lambda one: (one.kind != "proof", one.figures["decode_tps"].median), default=None)
+        return max(
+            valid,
+            key=lambda one: (one.kind != "proof", one.figures["decode_tps"].median, len(one.settings)),
+            default=None,
+        )
 
 
 def compact(settings: dict[str, Any], slot_bytes: int) -> dict[str, Any]:

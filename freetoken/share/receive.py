@@ -56,7 +56,9 @@ def receive_bytes(
     if trust_as is not None:
         bundle = _add_trust(bundle, trust_as, confirm_trust)
     if is_trusted_only and bundle.signer.kind != "trusted":
-        raise BadFileError(f"{shown} is refused: it is {bundle.signer.describe()}", hint="`--trust NAME` trusts a key")
+        key = bundle.signer.public_key
+        hint = f"`ft recipe trust NAME {key}` trusts it" if key else "ask its author for a signed one"
+        raise BadFileError(f"{shown} is refused: it is {bundle.signer.describe()}", hint=hint)
     if profile is not None:
         from freetoken.hardware.profiles import load_profile
 

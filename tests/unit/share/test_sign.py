@@ -1,4 +1,7 @@
+import json
 import stat
+
+import pytest
 
 from freetoken.share import archive
 from freetoken.share.bundle import read_bundle
@@ -67,3 +70,38 @@ def test_the_same_bundle_signed_twice_has_the_same_bytes(big):
     first = export_signed(big).read_bytes()
     big.ft("export", "mine.yaml", "--sign", "-o", "again.ftbundle")
     assert (big.folder / "again.ftbundle").read_bytes() == first
+
+
+def test_keys_are_shown_trusted_and_forgotten(big, small):
+    assert big.ft("recipe", "key")[0] == 2
+    code, key, said = big.ft("recipe", "key", "--new")
+    assert (code, "give it to nobody" in said) == (0, True)
+    key = key.strip()
+    assert big.ft("recipe", "key")[1].strip() == key
+    assert big.ft("recipe", "key", "--new")[0] == 2
+    assert big.ft("export", str(big.write()), "--sign", "-o", "signed.ftbundle")[0] == 0
+    file = str(big.folder / "signed.ftbundle")
+    code, _, said = small.ft("import", file, "--trusted", "--profile", small.profile)
+    assert (code, f"hint: `ft recipe trust NAME {key}` trusts it" in said) == (2, True)
+    assert small.ft("recipe", "trust", "ann", key)[0] == 0
+    assert small.ft("import", file, "--trusted", "--profile", small.profile)[0] == 0
+    assert json.loads(small.ft("recipe", "trust", "--json")[1]) == {"ann": key}
+    assert small.ft("recipe", "trust", "ann", "--remove")[0] == 0
+    assert small.ft("import", file, "--trusted", "--profile", small.profile)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ann",), "which key is `ann`?"), (("ann", "1234"), "`1234` is no public key"),
+        (("me", "ab" * 32), "`me` cannot be the name of a key"), (("a b", "ab" * 32), "cannot be the name"),
+        (("ann", "01" + "00" * 31), "a key that anybody could use"), (("--remove",), "which key is to be removed?"),
+        (("ann", "--remove"), "no key `ann` on the trust list"),
+        (("bob", "cd" * 32), "`bob` is the name of another key"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trusted_is_said(big, arguments, words):
+    assert big.ft("recipe", "trust", "bob", "ab" * 32)[0] == 0
+    code, _, said = big.ft("recipe", "trust", *arguments)
+    assert (code, words in said) == (2, True), said
+    assert read_trusted() == {"bob": "ab" * 32}
