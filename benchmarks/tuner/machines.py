@@ -3,11 +3,15 @@
 The truth differs from the tuner's model in form, not only in numbers:
 
 * the hit curve is that of a two-part mixture (hot and cold experts), not `(1 + c) f / (1 + c f)`;
-* a decode step is a sum over layers, each with its own miss share, launch gap and latency per transfer, and the
-  larger of both sides for `hybrid`, whose sides slow each other down by contention for DRAM;
+* a decode step is a sum over layers, each with its own miss share, launch gap and latency per transfer; `hybrid` deals
+  with whole experts, so its fetched share is rounded for every count of misses that a layer can have, and its sides
+  slow each other down by contention for DRAM;
 * CPU bandwidth over threads rises, saturates and falls again (spin-waiting, hyper-threads);
-* prefill overlaps only in part, its compute efficiency is a power of the chunk, attention backends differ by chunk;
-* memory has a hidden workspace, a hidden part per chunk token and fragmentation by slots, none of which is planned;
+* prefill overlaps only in part, its compute efficiency is a power of the chunk; the other attention backend changes
+  compute alone, more or less by chunk, and adds or saves a time per step: nowhere a factor on the whole;
+* memory has a hidden workspace (or a plan that is too careful), a hidden part per chunk token and fragmentation by
+  slots, none of which is planned;
+* figures carry noise of their own and a slow drift of the machine, which repeats do not average out;
 * `hybrid` is broken on every fifth machine (3 to 40 times slower), as published for two releases.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,8 +44,10 @@ WORKLOAD = Workload(name="sim", turns=1, prompt_tokens=6144, output_tokens=500, 
 HEADROOM = 150 * MIB
 
 
-#: Early and late layers miss more.
-SKEW = tuple(1 + 0.35 * math.cos(2 * math.pi * layer / (LAYERS - 1)) for layer in range(LAYERS))
+#: Early and late layers miss more: factor on the misses -> layers that have it.
+SKEW = Counter(round(1 + 0.35 * math.cos(2 * math.pi * layer / (LAYERS - 1)), 9) for layer in range(LAYERS))
+#: Correlation of the drift from one measurement to the next.
+DRIFT_MEMORY = 0.8
 
 
 @lru_cache(maxsize=100_000)
@@ -53,6 +60,12 @@ def _hit_ratio(hot: float, weight: float, share: float) -> float:
         filled = hot * -math.expm1(-rate_hot * middle) + (1 - hot) * -math.expm1(-rate_cold * middle)
         low, high = (middle, high) if filled < share else (low, middle)
     return weight * -math.expm1(-rate_hot * low) + (1 - weight) * -math.expm1(-rate_cold * low)
+
+
+@lru_cache(maxsize=100_000)
+def _miss_counts(miss: float) -> tuple[float, ...]:
+    """How likely a layer misses 0, 1, ... of its experts."""
+    return tuple(math.comb(TOP_K, n) * miss**n * (1 - miss) ** (TOP_K - n) for n in range(TOP_K + 1))
 
 
 @dataclass(frozen=True)
@@ -77,13 +90,16 @@ class Machine:
     hybrid_layer_s: float
     overlap: float
     compute_power: float
-    fi_decode: float
-    fi_prefill: float
+    vram_ratio: float
+    fi_step_s: float
+    fi_work: float
+    fi_chunk_power: float
     workspace_bytes: int
     chunk_bytes: int
     fragmentation: float
     host_embed_s: float
     noise: float
+    drift: float
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -105,28 +121,37 @@ class Machine:
         base = self.layer_gap_s
         miss = 1 - self.hit_ratio(slots) if strategy in ("offload", "hybrid") else (0.0 if strategy == "fused" else 1.0)
         total = 0.0
-        for skew in SKEW:
+        for skew, layers in SKEW.items():
             missed = min(1.0, miss * skew) if 0 < miss < 1 else miss
             bytes_missed = missed * experts
             on_gpu = experts if strategy != "cpu" else 0
-            gpu = (read + on_gpu) / (0.83 * self.vram)
+            gpu = (read + on_gpu) / (self.vram_ratio * self.vram)
             if strategy == "offload":
                 extra = bytes_missed / self.pcie + missed * TOP_K * self.transfer_latency_s
             elif strategy == "cpu":
                 extra = bytes_missed / self.cpu_rate(point["cpu_threads"]) + 20e-6
             elif strategy == "hybrid":
-                part = point["fetch_ratio"]
-                link = self.pcie * (1 - self.contention * (1 - part))
-                side = self.cpu_rate(point["cpu_threads"]) * (1 - self.contention * part)
-                fetch = part * bytes_missed / link + part * missed * TOP_K * self.transfer_latency_s
-                extra = max(fetch, (1 - part) * bytes_missed / side) + self.hybrid_layer_s
-                extra *= self.hybrid_factor
+                extra = self._hybrid_s(missed, point["fetch_ratio"], self.cpu_rate(point["cpu_threads"]))
+                extra = (extra + self.hybrid_layer_s) * self.hybrid_factor
             else:
                 extra = 0.0
-            total += gpu + extra + base
+            total += layers * (gpu + extra + base)
         if point["attention"] == "fi":
-            total *= self.fi_decode
+            total += self.fi_step_s
         return total + (self.host_embed_s if point["embed_on_host"] else 0.0)
+
+    def _hybrid_s(self, missed: float, share: float, cpu_rate: float) -> float:
+        """Mean seconds in which a layer's misses are fetched and computed beside each other, in whole experts."""
+        total = 0.0
+        for count, chance in enumerate(_miss_counts(missed)):
+            fetched = math.floor(share * count + 0.5)
+            if not count:
+                continue
+            part = fetched / count
+            link = self.pcie * (1 - self.contention * (1 - part))
+            side = cpu_rate * (1 - self.contention * part)
+            total += chance * max(fetched * (SLOT / link + self.transfer_latency_s), (count - fetched) * SLOT / side)
+        return total
 
     def prefill_s(self, point: Point) -> float:
         """Seconds of the whole prompt without noise."""
@@ -137,10 +162,12 @@ class Machine:
             size = min(chunk, prompt - done)
             speed = self.flops * 0.45 * min(1.0, (size / 8192) ** self.compute_power)
             work = (2 * 3.0e9 * size + 4 * 10 * 4096 * size * (done + size / 2)) / speed
+            if point["attention"] == "fi":
+                work *= self.fi_work * (size / 8192) ** self.fi_chunk_power
             hidden = min(stream, work) * (self.overlap if point["prefill_overlap"] else 0.0)
             total += stream + work - hidden + 0.015
             done += size
-        return total * (self.fi_prefill if point["attention"] == "fi" else 1.0)
+        return total
 
     def turn_s(self, point: Point) -> float:
         """Seconds of a turn without noise: what the tuner minimises."""
@@ -179,8 +206,8 @@ def make_machine(seed: int) -> Machine:
     cores = rng.choice((6, 8, 8, 12, 16))
     rates = Rates(
         vram=spread(vram, 0.05), pcie=spread(pcie, 0.04), pcie_pageable=pcie / 2, dram=spread(cpu * 1.2, 0.05),
-        cpu_experts=spread(cpu, 0.08), disk=3e9, flops=spread(flops, 0.15),
-        pcie_overlap=spread(pcie * 0.9, 0.05), cpu_overlap=spread(cpu * 0.75, 0.08),
+        cpu_experts=spread(cpu, 0.12), disk=3e9, flops=spread(flops, 0.15),
+        pcie_overlap=spread(pcie * 0.9, 0.05), cpu_overlap=spread(cpu * 0.75, 0.15),
     )  # fmt: skip
     return Machine(
         seed=seed,
@@ -191,8 +218,8 @@ def make_machine(seed: int) -> Machine:
         pcie=pcie,
         cpu=cpu,
         flops=flops,
-        hot_share=rng.uniform(0.12, 0.3),
-        hot_weight=rng.uniform(0.62, 0.8),
+        hot_share=rng.uniform(0.08, 0.32),
+        hot_weight=rng.uniform(0.55, 0.85),
         layer_gap_s=rng.uniform(2e-3, 6e-3) / LAYERS,
         transfer_latency_s=rng.uniform(2e-6, 12e-6),
         contention=rng.uniform(0.05, 0.35),
@@ -201,13 +228,16 @@ def make_machine(seed: int) -> Machine:
         hybrid_layer_s=rng.uniform(15e-6, 60e-6),
         overlap=rng.uniform(0.7, 0.98),
         compute_power=rng.uniform(0.12, 0.3),
-        fi_decode=rng.uniform(0.95, 1.06),
-        fi_prefill=rng.uniform(0.8, 1.1),
-        workspace_bytes=int(rng.uniform(0, 350) * MIB),
+        vram_ratio=rng.uniform(0.68, 0.88),
+        fi_step_s=rng.uniform(-0.6e-3, 0.7e-3),
+        fi_work=rng.uniform(0.75, 1.15),
+        fi_chunk_power=rng.uniform(-0.08, 0.08),
+        workspace_bytes=int(rng.uniform(-150, 350) * MIB),
         chunk_bytes=int(rng.uniform(0, 40) * 1024),
         fragmentation=rng.uniform(0.0, 0.01),
         host_embed_s=rng.uniform(0.1e-3, 0.5e-3),
         noise=rng.uniform(0.01, 0.02),
+        drift=rng.uniform(0.0, 0.008),
     )
 
 
@@ -298,6 +328,7 @@ class SimulatedLauncher:
         self.rng = random.Random(f"launcher {machine.seed} {seed}")
         self.point: Point | None = None
         self.starts = self.crashes = 0
+        self._drift = self.rng.gauss(0, machine.drift)
 
     def start(self, point: Point) -> Outcome:
         """Proven, or out of memory; the message tells by how much half of the time."""
@@ -319,11 +350,12 @@ class SimulatedLauncher:
         return Outcome(kind="ok")
 
     def measure(self, *, is_unseen: bool = False) -> Outcome:
-        """Figures with the machine's noise, one draw for prefill and one for decode."""
+        """Figures with the machine's noise, one draw for prefill and one for decode, and its drift on both."""
         assert self.point is not None
-        noise = self.machine.noise
-        step = self.machine.step_s(self.point) * math.exp(self.rng.gauss(0, noise))
-        prefill = self.machine.prefill_s(self.point) * math.exp(self.rng.gauss(0, noise))
+        noise, fresh = self.machine.noise, math.sqrt(1 - DRIFT_MEMORY**2) * self.machine.drift
+        self._drift = DRIFT_MEMORY * self._drift + self.rng.gauss(0, fresh)
+        step = self.machine.step_s(self.point) * math.exp(self._drift + self.rng.gauss(0, noise))
+        prefill = self.machine.prefill_s(self.point) * math.exp(self._drift + self.rng.gauss(0, noise))
         has_slots = self.point["strategy"] in ("offload", "hybrid")
         hit = self.machine.hit_ratio(self.point["expert_slots"]) if has_slots else None
         measurement = Measurement(
@@ -344,7 +376,7 @@ def find_best(site: SimulatedSite) -> tuple[Point, float]:
     limit = machine.vram_bytes - HEADROOM
     threads = site.space["cpu_threads"].choices
     for strategy, chunk, embed in itertools.product(("fused", "offload", "hybrid", "cpu"), CHUNKS, (False, True)):
-        # Overlap only ever helps, and the attention backend is a factor on each side.
+        # Overlap only ever helps, and what the attention backend does hangs on the chunk alone.
         point: Point = {
             "strategy": strategy, "prefill_chunk_tokens": chunk, "attention": "triton", "prefill_overlap": True,
             "embed_on_host": embed, "fetch_ratio": 0.5, "cpu_threads": machine.cores, "expert_slots": TOP_K * 4,

@@ -70,6 +70,8 @@ class Method:
         self.model = CostModel(site.rates, site.workload, site.cores, site.workload.concurrency)
         self.memory = MemoryCorrection()
         self._fitted: int | None = None
+        #: What is believed of each point, by objective; it holds until something is learned.
+        self._beliefs: dict[str, dict[tuple[object, ...], float]] = {}
 
     # -- what is known ----------------------------------------------------------------------------------------
 
@@ -79,6 +81,7 @@ class Method:
         if key == self._fitted:
             return
         self._fitted = key
+        self._beliefs = {}
         rows, peaks, scale = [], [], None
         for one in history:
             forecast = self.site.forecast(one.point)
@@ -110,7 +113,9 @@ class Method:
         """The observation with the least believed cost (see `_believed`); None before there is one."""
         objective = objective or self.objectives[0]
         self.learn(history)
-        scored = self._believed(history, objective)
+        scored = self._beliefs.get(objective.name)
+        if scored is None:
+            scored = self._beliefs[objective.name] = self._believed(history, objective)
         if not scored:
             return None
         key = min(scored, key=lambda one: scored[one])

@@ -58,6 +58,8 @@ _BLIND: dict[str, tuple[float, float]] = {
 _RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.15, 0.15)}
 #: Slower than predicted by so much, as a logarithm, a strategy counts as broken.
 BROKEN_LOG = 0.7
+#: How sharply the slower side of `hybrid` counts alone: 1 would be the sum, infinity the maximum.
+_BALANCE = 4.0
 _PATHS = {"none": 0, "pcie": 1, "dram": 2, "hybrid": 3, "disk": 4, "pcie_pageable": 5}
 #: What the form itself cannot express, on top of measurement noise.
 _FORM_SD = 0.015
@@ -296,7 +298,7 @@ class CostModel:
         beside = np.maximum(rates.cpu_experts - rates.pcie, rates.cpu_experts / 4)
         left = (rates.cpu_overlap or beside) * base["dram"] * base["cpu_overlap"] * busy
         part = np.where(fetch < 0, link / (link + left), fetch)
-        hybrid = np.maximum(part * miss / link, (1 - part) * miss / left)
+        hybrid = _slower(part * miss / link, (1 - part) * miss / left)
         miss_s = np.select(
             [path == 1, path == 2, path == 3, path == 4], [miss / pcie, miss / cpu, hybrid, miss / disk], 0.0
         )
@@ -331,6 +333,15 @@ class CostModel:
         total = np.where(overlapped[None, :, None] > 0, np.maximum(stream, compute), stream + compute)
         chunk = total + (overhead * base["chunk_overhead"])[:, :, None]
         return (features.weights[None] * chunk).sum(axis=2), (features.longest[None] * chunk).sum(axis=2)
+
+
+def _slower(fetch: Array, compute: Array) -> Array:
+    """The mean of the slower of two sides whose work is dealt in whole experts, a few in every layer.
+
+    It is the larger one where they are far apart and more than either where they are balanced; and it hangs on both
+    everywhere, so that a measurement on one side of the balance also says something of the other.
+    """
+    return (fetch**_BALANCE + compute**_BALANCE) ** (1 / _BALANCE)
 
 
 Columns = tuple[list[float], list[float], list[float], list[float]]

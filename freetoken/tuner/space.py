@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -103,7 +104,14 @@ class Space(TunerModel):
     def canonical(self, point: Point) -> Point:
         """`point` with knobs that do nothing under its strategy at their first value: equal effects, equal points."""
         strategy = point.get("strategy")
-        return {one.name: point[one.name] if one.is_relevant(strategy) else one.values()[0] for one in self.parameters}
+        return {
+            one.name: point[one.name] if one.is_relevant(strategy) else first
+            for one, first in zip(self.parameters, self._first_values, strict=True)
+        }
+
+    @cached_property
+    def _first_values(self) -> tuple[Scalar, ...]:
+        return tuple(one.values()[0] for one in self.parameters)
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The space as Optuna has it."""

@@ -1,16 +1,44 @@
 """A small slice of `make bench-tuner`: the same code on a few of its machines."""
 
-from benchmarks.tuner.compare import Case, run_case
-from benchmarks.tuner.machines import SimulatedSite, find_best, make_machine
+import itertools
+
+from benchmarks.tuner.compare import METHODS, Baseline, Case, run_case
+from benchmarks.tuner.machines import SimulatedLauncher, SimulatedSite, find_best, make_machine
 
 
-def test_the_tuner_is_near_the_best_within_six_starts_and_no_worse_than_random():
-    cases = [run_case(Case(machine, seed=0, starts=6, methods=("tuner", "random"))) for machine in (2, 11)]
+def test_the_tuner_is_near_the_best_within_six_starts_and_better_than_random():
+    # The first six machines, two of them with a broken `hybrid`; the bounds are wider than those of all fifty.
+    cases = [run_case(Case(machine, seed=0, starts=6, methods=("tuner", "random"))) for machine in range(6)]
     shares = [case["tuner"].shares[-1] for case in cases]
-    assert min(shares) > 0.93
-    assert sum(shares) / len(shares) > 0.97
-    assert sum(shares) >= sum(case["random"].shares[-1] for case in cases)
-    assert sum(case["tuner"].crashes for case in cases) <= 1
+    assert min(shares) > 0.92
+    assert sum(share >= 0.97 for share in shares) >= 4
+    assert sum(shares) > sum(case["random"].shares[-1] for case in cases)
+    assert sum(case["tuner"].crashes for case in cases) < len(cases)
+
+
+def test_every_method_has_as_many_starts_and_the_same_default():
+    traces = run_case(Case(machine=11, seed=0, starts=3, methods=tuple(one for one in METHODS if one != "gp")))
+    assert {trace.starts for trace in traces.values()} == {3}
+    assert {len(trace.shares) for trace in traces.values()} == {3}
+    assert traces["random"].shares[0] == traces["tpe"].shares[0] > 0.5
+
+
+def test_a_baseline_is_refused_for_nothing_and_turns_its_slots_while_the_engine_runs():
+    launcher = SimulatedLauncher(make_machine(11), 0)
+    site = SimulatedSite(launcher.machine)
+    baseline = Baseline("random", site, launcher, 0)
+    loaded, load = [], launcher._load
+    launcher._load = lambda point: (loaded.append(dict(point)), load(point))[1]
+    baseline.run(1.0, 4)
+    assert launcher.starts == 4
+    assert launcher.machine.workspace_bytes > 0  # so that no measured peak shows room beyond the plan
+    forecasts = [site.forecast(point) for point in loaded]
+    assert all(not one.missing_bytes for one in forecasts)
+    slots = [point["expert_slots"] if one.high else 0 for point, one in zip(loaded, forecasts, strict=True)]
+    assert all(one.peak_at(count) <= one.limit_bytes for one, count in zip(forecasts, slots, strict=True))
+    assert len(loaded) < len(baseline.study.trials)
+    same_start = [{**a, "expert_slots": 0} == {**b, "expert_slots": 0} for a, b in itertools.pairwise(loaded)]
+    assert sum(same_start) == len(loaded) - launcher.starts > 0
 
 
 def test_the_true_best_fits_and_no_neighbour_beats_it():
