@@ -76,14 +76,15 @@ def gather_evidence(
     recipe: Recipe, lock: Lock | None, store: Store | None, *, study: Sequence[StudyPoint] = (),
     base: Evidence | None = None,
 ) -> Evidence:  # fmt: skip
-    """What this state folder knows of `recipe`; `base`, the evidence that it was imported with, where that is nothing.
+    """What this state folder knows of `recipe`; `base`, the evidence that it was imported with, where that is little.
 
     Evidence is of one machine: what came is not mixed with what was measured here.
     """
     slot_bytes = lock.slot_bytes if lock is not None else 0
     rows = find_rows(recipe, store)
     measured, failed = _summarise(rows.results, slot_bytes), _list_failures(recipe, rows.runs, slot_bytes)
-    if base is not None and not (measured or failed or study):
+    # The one answer that proves a start, or a start that failed, is less than what came; nor are the two mixed.
+    if base is not None and not study and all(one.kind == "proof" for one in measured):
         return base
     return Evidence(
         engine=recipe.engine.name,

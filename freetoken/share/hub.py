@@ -123,7 +123,9 @@ class HubPlace:
             except HfHubHTTPError as error:
                 status = getattr(error.response, "status_code", None)
                 if status in (401, 403):
-                    hint = "set HF_TOKEN to a token that may write there"
+                    hint = (
+                        "HF_TOKEN, or `hub.token_file` in the machine-local file, must be a token that may write there"
+                    )
                     raise UsageError(f"{self.describe()}: the hub answered {status}", hint=hint) from error
                 if status in (409, 412):
                     hint = "somebody else pushed meanwhile; try again"

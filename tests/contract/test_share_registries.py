@@ -127,6 +127,16 @@ def test_a_token_that_may_not_write_is_said(hub: FakeHub, ft: Any) -> None:
     assert (code, "HF_TOKEN" in said) == (2, True)
 
 
+def test_the_token_is_found_where_the_machine_keeps_it(hub: FakeHub, ft: Any, tmp_path: Path) -> None:
+    hub.token = "secret"
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "local.yaml").write_text(f"hub: {{token_file: {tmp_path}/token}}\n")
+    code, _, said = ft("push", "hf:me/recipes", str(FIXTURE), "--yes")
+    assert (code, "secret" in said) == (0, False), said
+    assert pulled(ft, "hf:me/recipes") == FIXTURE.read_bytes()
+
+
 def test_a_git_repository_serves_as_registry(repository: Path, ft: Any) -> None:
     target = f"git+file://{repository}"
     code, out, said = ft("push", target, str(FIXTURE), "--yes")

@@ -61,7 +61,7 @@ class Machine:
         write_lock(make_lock(loaded.recipe, plan, get_adapter(plan.engine)), find_lock_path(path, loaded.recipe.name))
         return plan
 
-    def record(self, plan, *figures, slots=None, failed=()):
+    def record(self, plan, *figures, slots=None, failed=(), kind="bench"):
         """Keeps results of `plan` in this machine's store: decode_tps each, at one count of slots."""
         self.enter()
         settings = plan.settings.model_dump(mode="json") | ({"expert_slots": slots} if slots else {})
@@ -71,7 +71,7 @@ class Machine:
                 store.record_result(
                     ResultRow(
                         machine_id=machine, recipe_name="mine", workload="agent-8k", engine=plan.engine,
-                        model_name=plan.model_name, settings=settings,
+                        model_name=plan.model_name, settings=settings, kind=kind,
                         metrics={"decode_tps": decode_tps, "ttft_ms": 900.0, "odd_figure": 1.0},
                         measured_at=f"2031-05-0{number + 1}T09:30:00+00:00",
                     )

@@ -95,6 +95,16 @@ def test_what_was_measured_here_replaces_what_came(big, small):
     assert bundle.evidence.machine.vram_bytes == 6 << 30
 
 
+def test_a_proof_or_a_failure_here_does_not_replace_what_came(big, small):
+    file, _ = bring(big, 60.0)
+    small.ft("import", str(file), "--profile", small.profile)
+    plan = small.lock(small.folder / "state" / "imports" / "mine.yaml")
+    small.record(plan, 12.0, kind="proof", failed=["engine out of memory"])
+    assert small.ft("export", "state/imports/mine.yaml", "-o", "again.ftbundle")[0] == 0
+    evidence = read_bundle((small.folder / "again.ftbundle").read_bytes(), "x").evidence
+    assert evidence == read_bundle(file.read_bytes(), "x").evidence
+
+
 def test_an_import_keeps_nothing_outside_its_folder(big, small):
     file, _ = bring(big, 60.0)
     before = set(small.folder.rglob("*"))

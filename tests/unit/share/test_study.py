@@ -30,12 +30,12 @@ headroom: desktop
 PERSONAL = "out of memory on beates-laptop: see /home/beate/engine.log"
 
 
-def make_site(machine, path):
-    """What the tuner knows of the recipe at `path` on a machine."""
+def make_site(machine, path, *, is_here=False):
+    """What the tuner knows of the recipe at `path` on a machine, or on the real one."""
     machine.enter()
     loaded = load_recipe(str(path))
     adapter = get_adapter(loaded.recipe.engine.name)
-    request = prepare_request(loaded, hardware=machine.hardware)
+    request = prepare_request(loaded, hardware=None if is_here else machine.hardware)
     return PlannedSite(request, adapter, make_space(request, adapter)), loaded
 
 
@@ -44,7 +44,7 @@ def ok(decode_tps):
     return Outcome(kind="ok", measurement=Measurement(**figures), run_id="20310504-093000-125-3fa9c2")
 
 
-def study(machine, path, *trials):
+def study(machine, path, *trials, is_here=False):
     """Keeps a study with `trials`: changes of the default point, and what came of each."""
     from optuna.storages import RDBStorage
 
@@ -52,7 +52,7 @@ def study(machine, path, *trials):
     from freetoken.tuner.sampler import ModelSampler
     from freetoken.tuner.study import open_study
 
-    site, loaded = make_site(machine, path)
+    site, loaded = make_site(machine, path, is_here=is_here)
     objectives = pick_objectives(("turn_time",))
     paths.studies_path().parent.mkdir(parents=True, exist_ok=True)
     opened = open_study(
@@ -130,6 +130,37 @@ def test_a_tuner_elsewhere_tries_them_first_in_its_own_counts(shared, small):
     counts = f"{len(tried)} of {len(found.points)} settings are tried first"
     assert words.startswith(f"{counts}; found with `mine` on NVIDIA")
     assert "VRAM: 16.0 GiB there, 6.00 GiB here (0.375 x)" in words
+
+
+DEMO = """
+version: 1
+name: mine
+model: {path: demo}
+engine: {name: native}
+workload: {name: short, prompt_tokens: 512, output_tokens: 48}
+settings: {strategy: cpu}
+"""
+
+
+def test_ft_tune_says_what_it_starts_from_and_frees_what_the_recipe_fixes(big, small):
+    path = big.write(DEMO)
+    study(big, path, ({"prefill_chunk_tokens": 512}, ok(50.0)), ({"prefill_chunk_tokens": 256}, ok(40.0)), is_here=True)
+    assert big.ft("export", str(path), "-o", "mine.ftbundle")[0] == 0
+    assert small.ft("import", str(big.folder / "mine.ftbundle"))[0] == 0
+    recipe = "state/imports/mine.yaml"
+    code, out, said = small.ft("tune", recipe, "--dry-run", "--json")
+    assert code == 0, said
+    found = json.loads(out)
+    assert [one["prefill_chunk_tokens"] for one in found["seeds"]] == [512, 256]
+    assert "strategy" not in found["seeds"][0]
+    assert found["seeds_words"] == "2 of 2 settings are tried first; found with `mine`"
+    found = json.loads(small.ft("tune", recipe, "--free", "--dry-run", "--json")[1])
+    assert {one["strategy"] for one in found["seeds"]} == {"cpu"}
+    assert "seeds: 2 of 2 settings are tried first" in small.ft("tune", recipe, "--dry-run")[1]
+    # A bundle that is broken seeds nothing, and is no reason not to tune.
+    (small.folder / "state" / "imports" / "mine.ftbundle").write_bytes(b"PK")
+    code, out, said = small.ft("tune", recipe, "--dry-run", "--json")
+    assert (code, json.loads(out)["seeds"], "no seeds: mine.ftbundle" in said) == (0, [], True)
 
 
 def test_what_broke_there_is_no_seed(shared):
