@@ -73,12 +73,25 @@ def finish(outcome: Received, *, as_json: bool) -> int:
         distance = outcome.comparison.distance
         same = outcome.bundle.lock is not None and distance is not None and distance.is_same_class
         shown = show_path(outcome.path)
+        _note_freedom(outcome.comparison, shown)
         note(f"run it: `ft apply {shown}`" + (" (`--locked`: exactly as the author ran it)" if same else ""))
         evidence = outcome.bundle.evidence
         if evidence.study or evidence.measured:
             is_fixed = any(outcome.bundle.recipe.settings.model_dump()[row] not in ("auto", "model") for row in _TUNED)
             note(f"tune it, from what the author found: `ft tune {shown}{' --free' if is_fixed else ''}`")
     return 0
+
+
+def _note_freedom(found: Comparison, shown: str) -> None:
+    """Says which of the author's values cost speed here, and how to leave them open."""
+    if found.open_decode_tps is None:
+        return
+    names = ", ".join(f"`{name}`" for name in found.open_names)
+    sets = " ".join(f"--set settings.{name}=auto" for name in found.open_names)
+    note(
+        f"the recipe fixes {names}; left open, {format_significant(found.open_decode_tps)} tok/s are predicted here: "
+        f"`ft apply {shown} {sets}`"
+    )
 
 
 def _make_asker(yes: bool):  # type: ignore[no-untyped-def]

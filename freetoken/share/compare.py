@@ -1,13 +1,12 @@
 """What the author ran, what this machine would run, what changed and why, and what that is predicted to cost.
 
-An imported recipe is planned like any other. Values that the author fixed and that do not fit here go back to `auto`,
-one after the other, until the planner says yes; each is a row of the table with its reason.
+An imported recipe is planned like any other, made to fit where it does not; each setting that differs is a row of the
+table with its reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -16,24 +15,16 @@ from freetoken.deploy.lock import compute_slot_bytes
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 from freetoken.hardware.fingerprint import compute_fingerprint
-from freetoken.recipe.model import HardwareNeeds
 from freetoken.share.evidence import make_machine_class
+from freetoken.share.fit import HARDWARE, Freedom, find_freedom, fit
 from freetoken.share.model import MachineClass, compact
-from freetoken.units import format_bytes, format_significant
+from freetoken.units import MIB, format_bytes, format_significant
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
     from freetoken.planner.plan import Plan, PlanRequest, Refusal
     from freetoken.recipe.load import LoadedRecipe
     from freetoken.share.bundle import Bundle
-
-#: What the recipe asks of a machine, as a thing that may give way: the planner's own answer is more exact.
-HARDWARE = "hardware"
-#: Fixed values that may give way on another machine, the most machine-bound first. Types of weights never do.
-_GIVES_WAY = (
-    "expert_slots", "prefill_chunk_tokens", "strategy", "embed_on_host", "prefill_overlap", "expert_load",
-    "fetch_ratio", "attention", "prefix_cache", "max_running_requests", "kv_tokens",
-)  # fmt: skip
 
 
 class CompareModel(BaseModel):
@@ -76,6 +67,9 @@ class Comparison(CompareModel):
     predicted_high_tps: float | None = None
     expected_ratio: float | None = None
     evidence: str = ""
+    #: Values that the recipe fixes and that this machine would do better without, and the tok/s predicted then.
+    open_names: tuple[str, ...] = ()
+    open_decode_tps: float | None = None
 
 
 def compare(
@@ -90,38 +84,8 @@ def compare(
         return tools.make_plan(request.model_copy(update=update), adapter, False)
 
     fitted, relaxed, answer = fit(loaded, plan)
-    return _describe(bundle, request, answer, relaxed), fitted, answer
-
-
-def fit(
-    loaded: LoadedRecipe, plan: Callable[[LoadedRecipe], Plan | Refusal]
-) -> tuple[LoadedRecipe, list[str], Plan | Refusal]:
-    """The recipe with as few of the author's values given up as lets it fit, which ones, and the planner's answer.
-
-    Where nothing helps, the recipe as it came and the planner's first no.
-    """
-    first = plan(loaded)
-    if first.kind == "plan":
-        return loaded, [], first
-    tried = loaded
-    relaxed: list[str] = []
-    for name in (name for name in (HARDWARE, *_GIVES_WAY) if _is_fixed(loaded, name)):
-        tried, relaxed = _relax(tried, name), [*relaxed, name]
-        answer = plan(tried)
-        if answer.kind == "plan":
-            break
-    else:
-        return loaded, [], first
-    # What was given up before the one that helped may have been given up for nothing.
-    for name in relaxed[:-1]:
-        fuller = [one for one in relaxed if one != name]
-        candidate = loaded
-        for one in fuller:
-            candidate = _relax(candidate, one)
-        again = plan(candidate)
-        if again.kind == "plan":
-            tried, relaxed, answer = candidate, fuller, again
-    return tried, relaxed, answer
+    freedom = find_freedom(fitted, answer, plan)
+    return _describe(bundle, request, answer, relaxed, freedom), fitted, answer
 
 
 def measure_distance(author: MachineClass | None, hardware: Hardware, fingerprint: str) -> Distance | None:
@@ -155,22 +119,9 @@ def _times(here: float, there: float) -> str:
     return f" ({format_significant(here / there)} x)" if there else ""
 
 
-def _is_fixed(loaded: LoadedRecipe, name: str) -> bool:
-    if name == HARDWARE:
-        return loaded.recipe.hardware != HardwareNeeds()
-    return bool(getattr(loaded.recipe.settings, name) != "auto")
-
-
-def _relax(loaded: LoadedRecipe, name: str) -> LoadedRecipe:
-    recipe = loaded.recipe
-    update: dict[str, Any] = {"hardware": HardwareNeeds()}
-    if name != HARDWARE:
-        update = {"settings": recipe.settings.model_copy(update={name: "auto"})}
-    provenance = {key: one for key, one in loaded.provenance.items() if key != f"settings.{name}"}
-    return replace(loaded, recipe=recipe.model_copy(update=update), provenance=provenance)
-
-
-def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, relaxed: list[str]) -> Comparison:
+def _describe(
+    bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, relaxed: list[str], freedom: Freedom | None
+) -> Comparison:  # fmt: skip
     fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
     distance = measure_distance(bundle.evidence.machine, request.hardware, fingerprint)
     best = bundle.evidence.best()
@@ -194,6 +145,8 @@ def _describe(bundle: Bundle, request: PlanRequest, answer: Plan | Refusal, rela
         # Between equal machines a measurement says more than a prediction.
         expected_ratio=predicted / measured if predicted and measured and not is_same else None,
         evidence=describe_evidence(bundle),
+        open_names=freedom.names if freedom is not None else (),
+        open_decode_tps=freedom.prediction.decode_tps if freedom is not None else None,
     )
 
 
@@ -232,7 +185,11 @@ def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]
     their_slot_bytes = bundle.lock.slot_bytes if bundle.lock is not None else slot_bytes
     if HARDWARE in relaxed:
         reason = "the recipe asks for more than this machine has; by the planner's arithmetic it fits"
-        yield ChangeRow(setting=HARDWARE, author="asked for", here="given up", reason=reason)
+        needs = bundle.recipe.hardware.model_dump(mode="json", exclude_none=True)
+        asked = ", ".join(
+            f"{name} {_show_need(value)}" for part in needs.values() for name, value in part.items() if value != []
+        )
+        yield ChangeRow(setting=HARDWARE, author=asked, here="given up", reason=reason)
     for name in dict.fromkeys((*theirs, *ours)):
         before, after = theirs.get(name), ours.get(name)
         key = "expert_slots" if name == "expert_slots_bytes" else name
@@ -243,6 +200,12 @@ def _rows(bundle: Bundle, plan: Plan, relaxed: list[str]) -> Iterator[ChangeRow]
             reason = fixed + origin.removeprefix("planner: ")
         author, here = _show(name, before, their_slot_bytes), _show(name, after, slot_bytes)
         yield ChangeRow(setting=name, author=author, here=here, reason=reason)
+
+
+def _show_need(value: Any) -> str:
+    if isinstance(value, int):
+        return f">= {format_bytes(value) if value >= MIB else value}"
+    return " ".join(map(str, value)) if isinstance(value, list) else f">= {value}"
 
 
 def _show(name: str, value: Any, slot_bytes: int = 0) -> str:

@@ -39,6 +39,47 @@ def test_a_recipe_of_a_large_card_is_planned_anew_for_a_small_one(big, small):
     assert plan.settings.expert_slots < theirs.settings.expert_slots
 
 
+SMALL = """
+version: 1
+name: mine
+model: {repo: nvidia/Qwen3.6-35B-A3B-NVFP4}
+engine: {name: freetoken, version: ">=0.2.1,<0.3"}
+hardware: {gpu: {vram: ">=5GiB", compute_capability: ">=8.6"}, cpu: {cores: 4}}
+workload: agent-8k
+settings: {expert_slots: 900}
+headroom: desktop
+"""
+
+
+def test_a_recipe_of_a_small_card_says_what_a_large_one_gives_away(big, small):
+    path = small.write(SMALL)
+    small.record(small.lock(path), 27.0)
+    assert small.ft("export", str(path), "-o", "mine.ftbundle")[0] == 0
+    file = str(small.folder / "mine.ftbundle")
+    code, out, said = big.ft("import", file, "--profile", big.profile, "--json")
+    found = json.loads(out)
+    assert (code, found["relaxed"], found["open_names"]) == (0, [], ["expert_slots"])
+    assert found["open_decode_tps"] > 1.5 * found["predicted_decode_tps"]
+    assert "the recipe fixes `expert_slots`; left open, " in said
+    assert "`ft apply state/imports/mine.yaml --set settings.expert_slots=auto`" in said
+    # With it open, that is what the planner says.
+    again = load_recipe(found["recipe_path"], sets=("settings.expert_slots=auto",))
+    plan = prepare_plan(again, hardware=big.hardware)
+    assert plan.prediction.decode_tps == found["open_decode_tps"]
+    # Back on a card of its own size nothing is given away.
+    found = json.loads(small.ft("import", file, "--profile", small.profile, "--json")[1])
+    assert found["open_names"] == []
+
+
+def test_needs_that_a_machine_does_not_meet_are_told_as_they_were_asked(big, small):
+    path = big.write(SMALL.replace(">=5GiB", ">=12GiB"))
+    big.lock(path)
+    big.ft("export", str(path), "-o", "mine.ftbundle")
+    _, out, _ = small.ft("import", str(big.folder / "mine.ftbundle"), "--profile", small.profile, "--json")
+    (row,) = [row for row in json.loads(out)["rows"] if row["setting"] == "hardware"]
+    assert (row["author"], row["here"]) == ("vram >= 12.0 GiB, compute_capability >= 8.6, cores >= 4", "given up")
+
+
 def test_a_machine_of_the_same_class_may_run_it_as_it_was(big, tmp_path, monkeypatch, capsys):
     file, _ = bring(big, 60.0)
     twin = type(big)(tmp_path / "twin", big.profile, monkeypatch, capsys)
