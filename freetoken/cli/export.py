@@ -109,5 +109,9 @@ def describe_contents(bundle: Bundle) -> str:
 def _find_running() -> str:
     """The recipe in the run folder of the one running deployment."""
     from freetoken.deploy.connect import find_one
+    from freetoken.errors import UsageError
 
-    return str(find_one(None).record.folder / "recipe.yaml")
+    try:
+        return str(find_one(None).record.folder / "recipe.yaml")
+    except UsageError as error:
+        raise UsageError(error.message, hint="name a recipe: `ft export RECIPE`") from error

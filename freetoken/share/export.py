@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freetoken.deploy.lock import Lock, find_lock_path, read_lock
+from freetoken import paths
+from freetoken.adapters import get_adapter
+from freetoken.deploy.lock import Lock, find_lock_path, make_lock, read_lock
+from freetoken.deploy.runs import read_plan
 from freetoken.errors import FtError
 from freetoken.share import archive
 from freetoken.share.bundle import Bundle, make_bundle, read_bundle
@@ -53,9 +56,13 @@ def export_recipe(
 
 
 def find_lock(loaded: LoadedRecipe) -> Lock | None:
-    """The lock of `loaded`, or None where it was never applied."""
+    """The lock of `loaded`, made of its run folder's plan where it lies in one; None where it was never applied."""
     path = find_lock_path(loaded.path, loaded.recipe.name)
-    return read_lock(path) if path.is_file() else None
+    if path.is_file():
+        return read_lock(path)
+    is_run = loaded.path is not None and loaded.path.absolute().parent.parent == paths.runs_dir()
+    plan = read_plan(loaded.path.parent) if loaded.path is not None and is_run else None
+    return make_lock(loaded.recipe, plan, get_adapter(plan.engine)) if plan is not None else None
 
 
 def check_readable(data: bytes) -> Bundle:

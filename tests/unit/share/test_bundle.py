@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from freetoken.recipe.dump import dump_recipe
 from freetoken.recipe.load import load_recipe
 from freetoken.share import archive
 from freetoken.share.bundle import read_bundle
@@ -50,6 +51,23 @@ def test_what_belongs_to_this_machine_does_not_travel(big):
     assert recipe.settings.expert_slots.bytes == 4000 * 1_781_760
     assert (recipe.settings.cpu_threads, recipe.settings.prefill_chunk_tokens) == ("auto", 4096)
     assert recipe.engine.extra_args == ("--page-size", "1")
+
+
+def test_what_runs_is_exported_with_the_lock_of_its_plan(big):
+    path = big.write()
+    plan = big.lock(path)
+    folder = big.folder / "state" / "runs" / "20310504-093000-125-3fa9c2"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe(str(path)).recipe))
+    (folder / "plan.json").write_text(plan.model_dump_json())
+    running, written = (read_bundle(export(big, one)[0], "x") for one in (folder / "recipe.yaml", path))
+    assert running.lock == written.lock
+    assert running.recipe == written.recipe
+
+
+def test_export_without_a_name_needs_something_that_runs(big):
+    code, _, said = big.ft("export")
+    assert (code, "hint: name a recipe: `ft export RECIPE`" in said) == (2, True)
 
 
 def test_making_a_recipe_portable_twice_changes_nothing(big):
