@@ -7,6 +7,7 @@ their own, so that nothing that a person declared is mistaken for one.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ _SLOT_STRATEGIES = ("offload", "hybrid")
 _MEMORY_KINDS = ("vram_oom", "ram_oom", "plan_floor", "kv_floor", "pin_refused", "killed")
 #: Relative error that is assumed of a figure that rests on one request.
 LONE_NOISE = 0.03
+#: A measurement that takes so many times the longest one before it hangs, or might as well; but not below so many
+#: seconds.
+HANG_FACTOR, LEAST_HANG_S = 8.0, 60.0
 #: Findings of the bench that speak of the engine's answers, not of the machine around it.
 _GARBAGE = ("token_count", "repetition")
 
@@ -47,7 +51,7 @@ class DeployLauncher:
     port: int
     repeats: int = 3
     seed: int = 0
-    #: Seconds after which a measurement is given up as hung.
+    #: Seconds after which the first measurement is given up as hung; the others are held against those before them.
     deadline_s: float = 900.0
     log: Callable[[str], None] = lambda text: None
     tools: Tools = field(default_factory=lambda: replace(DEFAULT_TOOLS, max_retries=0))
@@ -55,6 +59,7 @@ class DeployLauncher:
     #: The last result in full, for the store.
     result: BenchResult | None = field(default=None, init=False)
     _measured: int = field(default=0, init=False)
+    _longest_s: float = field(default=0.0, init=False)
 
     @property
     def can_resize(self) -> bool:
@@ -123,6 +128,7 @@ class DeployLauncher:
         record = register.read_record(run_id)
         engine = record.engine_process if record is not None else None
         self._measured += 1
+        began_s = time.monotonic()
         try:
             self.result = run_workload(
                 self.running.url.removesuffix("/v1"),
@@ -134,14 +140,21 @@ class DeployLauncher:
                 log=self.log,
                 engine_pid=engine.pid if engine is not None else None,
                 options=BenchOptions(
-                    deadline_s=self.deadline_s,
+                    deadline_s=self._find_deadline(),
                     base_dir=self.loaded.base_dir,
                     read_hits=make_hit_counter(record.folder if record is not None else None),
                 ),
             )
         except FtError as error:
             return Outcome(kind=self._why(error), words=_words(error), run_id=run_id)
+        self._longest_s = max(self._longest_s, time.monotonic() - began_s)
         return read_result(self.result, is_on_gpu=self.running.plan.vram is not None, run_id=run_id)
+
+    def _find_deadline(self) -> float:
+        """Seconds that the next measurement may take."""
+        if not self._longest_s:
+            return self.deadline_s
+        return min(self.deadline_s, max(LEAST_HANG_S, HANG_FACTOR * self._longest_s))
 
     def _api_key(self) -> str | None:
         import os

@@ -316,7 +316,8 @@ class Session:
                 say=lambda text: self.say("confirm", text),
             )  # fmt: skip
             self.say("confirm", confirmation.describe())
-            if confirmation.verdict == "worse":
+            # Without a gain the default stays, unless what was found did at least as well.
+            if confirmation.verdict == "worse" or (confirmation.gain or 0.0) < 0:
                 winner = baseline
         elif baseline is not None:
             words += "; nothing was found that beats it"

@@ -1,4 +1,7 @@
-"""`ft tune` on the demo model with the native engine: found, confirmed, written; killed in mid-trial, it goes on."""
+"""`ft tune` on the demo model with the native engine: found, confirmed, written; killed in mid-trial, it goes on.
+
+Nothing here hangs on how fast the machine is: budgets are there to be large enough, trials end the searches.
+"""
 
 import json
 import os
@@ -9,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 
 from freetoken.recipe.load import load_recipe
@@ -27,9 +31,15 @@ class Lab:
             "OMP_NUM_THREADS": "2",
         }  # fmt: skip
 
-    def ft(self, *arguments, timeout_s=1500):
-        command = [sys.executable, "-m", "freetoken", *arguments]
+    def ft(self, *arguments, module=("freetoken",), timeout_s=1500):
+        command = [sys.executable, "-m", *module, *arguments]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, cwd=self.folder)
+
+    def trials(self, study):
+        """What came of each trial that was finished, and in which start."""
+        found = optuna.load_study(study_name=study, storage=f"sqlite:///{self.folder / 'state' / 'studies.db'}")
+        return [(json.loads(one.user_attrs["outcome"])["kind"], one.user_attrs["start"])
+                for one in found.trials if "outcome" in one.user_attrs]  # fmt: skip
 
     def start(self, *arguments):
         command = [sys.executable, "-m", "freetoken", *arguments]
@@ -57,11 +67,13 @@ def wait_for(look, timeout_s):
 
 
 def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
-    # Three minutes are enough on a machine of one's own; what others take of it is added.
-    budget = "3m" if os.getloadavg()[0] < (os.cpu_count() or 1) else "10m"
-    done = lab.ft("tune", "demo.yaml", "--workload", "code-4k", "--budget", budget, "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout)
+    # Three minutes are enough on two idle cores; a machine that got through one trial in them is given twelve.
+    for budget in ("3m", "12m"):
+        done = lab.ft("tune", "demo.yaml", "--workload", "code-4k", "--budget", budget, "--json")
+        assert done.returncode == 0, done.stderr[-3000:]
+        result = json.loads(done.stdout)
+        if result["trials"] >= 2:
+            break
     assert result["best_figures"]["decode_tps"] > 0
     assert result["trials"] >= 2
     assert result["confirmation"] is None or result["confirmation"]["verdict"] != "unfinished"
@@ -77,7 +89,7 @@ def test_a_setting_is_found_confirmed_written_and_taken_up_by_apply(lab):
 
 
 def test_killed_in_mid_trial_it_resumes_with_that_trial_lost_alone(lab):
-    arguments = ("tune", "demo.yaml", "--workload", "code-4k", "--budget", "10m", "--trials", "3")
+    arguments = ("tune", "demo.yaml", "--workload", "code-4k", "--budget", "1h", "--repeats", "1", "--trials", "3")
     process = lab.start(*arguments)
     wait_for(lambda: "trial 1: " in lab.said() and "\n" in lab.said().split("trial 1: ")[1], 700)
     process.send_signal(signal.SIGKILL)
@@ -90,3 +102,22 @@ def test_killed_in_mid_trial_it_resumes_with_that_trial_lost_alone(lab):
     result = json.loads(done.stdout)
     assert result["trials"] == 3
     assert Path(result["tuned_recipe"]).is_file()
+
+
+def test_an_engine_that_ooms_answers_garbage_or_hangs_costs_one_trial(lab):
+    starts = lab.folder / "starts"
+    starts.mkdir()
+    lab.env |= {"FT_HURT_STARTS": str(starts), "PYTHONPATH": str(REPO)}
+    done = lab.ft(
+        "tune", "demo.yaml", "--workload", "code-4k", "--budget", "1h", "--repeats", "1", "--trials", "4", "--json",
+        module=("tests.fakes.native_hurt", "oom,garbage,hang"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    # In the third start the first measurement comes through, and the second is given up.
+    assert lab.trials(result["study"]) == [("crash", 1), ("garbage", 2), ("ok", 3), ("hang", 3)]
+    assert (result["trials"], result["starts"], result["crashes"]) == (4, 3, 3)
+    assert result["best_figures"]["decode_tps"] > 0
+    assert Path(result["tuned_recipe"]).is_file()
+    shown = json.loads(lab.ft("status", "--json").stdout)["deployments"]
+    assert {one["condition"] for one in shown} <= {"stopped"}
