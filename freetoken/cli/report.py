@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def command(study: str | None, output: str | None, storage: str | None, as_json: bool) -> None:
     """Write a study of `ft tune` as one HTML file: winner, plots, every trial.
 
-    The page is readable offline: it asks the network for nothing. STUDY is a study's name or its beginning, or the name of a recipe, whose newest study is meant; `ft tune --status`
-    lists studies. It may be left out where there is one. A study that still runs is shown as it stands. `-o -` writes
-    to stdout.
+    The page is readable offline: it asks the network for nothing. STUDY is a study's name or its beginning, or the
+    name of a recipe, whose newest study is meant; `ft tune --status` lists studies. It may be left out where there is
+    one. A study that still runs is shown as it stands. `-o -` writes to stdout.
     """
     from freetoken.report.page import write_page, write_report
     from freetoken.tuner.record import pick_study, read_study

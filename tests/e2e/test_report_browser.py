@@ -1,5 +1,7 @@
 """The report in a real browser: every plot is drawn, to the last point, and nothing is asked of anybody."""
 
+import re
+
 import optuna
 import pytest
 
@@ -59,6 +61,10 @@ def test_every_plot_is_drawn_and_no_request_is_made(tmp_path, objectives):
         assert (key, counts["point"] >= count_points(drawing) > 0) == (key, True)
         assert drawing.layout["xaxis"]["title"]["text"] in drawn.texts[key]
     assert "<title>s</title>" in dom
+    # No button that would carry the figures elsewhere.
+    assert set(re.findall(r'data-title="([^"]*)"', dom)) == {
+        "Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes",
+    }  # fmt: skip
 
 
 def test_a_request_would_be_seen_and_the_page_forbids_it(tmp_path):
