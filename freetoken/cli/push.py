@@ -35,8 +35,9 @@ def command(
     """
     from freetoken.errors import UsageError
     from freetoken.share.bundle import SUFFIX, read_bundle
-    from freetoken.share.places import push
+    from freetoken.share.places import check_target, push
 
+    check_target(target)
     if is_reindexing:
         _reindex(target, yes=yes, dry_run=dry_run, as_json=as_json)
         return

@@ -30,28 +30,43 @@ _HF = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", 
 _GIT = re.compile(r"git\+([a-z]+://[^@\s]+(?:@[^@/\s]+/[^@\s]+)?)(?:@([\w./-]+))?", re.ASCII)
 
 
+def check_target(target: str) -> None:
+    """Raises UsageError for what names no registry; asks nobody."""
+    _parse(target)
+
+
 @contextmanager
 def open_place(target: str, *, is_private: bool = False) -> Iterator[Place]:
     """The registry at `target`. Raises UsageError for what names none."""
+    kind, where, revision = _parse(target)
+    if kind == "hf":
+        from freetoken.share.hub import HubPlace
+
+        yield HubPlace(where, revision, is_private=is_private)
+    elif kind == "git":
+        from freetoken.share.git import open_git
+
+        with open_git(where, revision) as place:
+            yield place
+    else:
+        yield FolderPlace(Path(where).expanduser(), target)
+
+
+def _parse(target: str) -> tuple[str, str, str | None]:
+    """`hf`, `git` or `folder`; where it is; its revision."""
     if target.startswith("hf:"):
         found = _HF.fullmatch(target)
         if found is None:
             raise UsageError(f"`{target}` names no dataset", hint="`hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`")
-        from freetoken.share.hub import HubPlace
-
-        yield HubPlace(found[1], found[2], is_private=is_private)
-    elif target.startswith("git+"):
+        return "hf", found[1], found[2]
+    if target.startswith("git+"):
         found = _GIT.fullmatch(target)
         if found is None:
             raise UsageError(f"`{target}` names no repository", hint="`git+https://HOST/REPO`, `git+file:///FOLDER`")
-        from freetoken.share.git import open_git
-
-        with open_git(found[1], found[2]) as place:
-            yield place
-    elif "://" in target:
+        return "git", found[1], found[2]
+    if "://" in target:
         raise UsageError(f"`{target}` is no registry", hint="`hf:OWNER/NAME`, `git+https://HOST/REPO`, or a folder")
-    else:
-        yield FolderPlace(Path(target).expanduser(), target)
+    return "folder", target, None
 
 
 def pull(target: str, name: str | None = None) -> tuple[str, bytes]:

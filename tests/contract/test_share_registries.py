@@ -255,6 +255,12 @@ def test_hooks_and_links_of_a_repository_do_nothing(repository: Path, tmp_path: 
 )  # fmt: skip
 def test_addresses_that_name_no_registry_are_refused(target: str, ft: Any) -> None:
     assert ft("pull", target)[0] == 2
+    assert ft("push", target, str(FIXTURE), "--yes")[0] == 2
+
+
+def test_nobody_is_asked_about_a_push_that_cannot_be(ft: Any) -> None:
+    code, _, said = ft("push", "hf:me", str(FIXTURE))
+    assert (code, "`hf:me` names no dataset" in said) == (2, True)
 
 
 def test_a_repository_that_is_not_there_is_said(ft: Any, tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_ft_tune_says_what_it_starts_from_and_frees_what_the_recipe_fixes(big, s
     found = json.loads(small.ft("tune", recipe, "--free", "--dry-run", "--json")[1])
     assert {one["strategy"] for one in found["seeds"]} == {"cpu"}
     assert "seeds: 2 of 2 settings are tried first" in small.ft("tune", recipe, "--dry-run")[1]
+    other = small.ft("tune", recipe, "--workload", "chat-2k", "--dry-run", "--json")[1]
+    assert json.loads(other)["seeds_words"].endswith("found with `mine`; workload: short there, chat-2k here")
     # A bundle that is broken seeds nothing, and is no reason not to tune.
     (small.folder / "state" / "imports" / "mine.ftbundle").write_bytes(b"PK")
     code, out, said = small.ft("tune", recipe, "--dry-run", "--json")
