@@ -62,9 +62,9 @@ def test_every_plot_is_drawn_and_no_request_is_made(tmp_path, objectives):
         assert drawing.layout["xaxis"]["title"]["text"] in drawn.texts[key]
     assert "<title>s</title>" in dom
     # No button that would carry the figures elsewhere.
-    assert set(re.findall(r'data-title="([^"]*)"', dom)) == {
-        "Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes",
-    }  # fmt: skip
+    buttons = re.findall(r'data-title="([^"]*)"', dom)
+    assert "Zoom" in buttons
+    assert [one for one in buttons if re.search("share|cloud|edit|send", one, re.IGNORECASE)] == []
 
 
 def test_a_request_would_be_seen_and_the_page_forbids_it(tmp_path):
