@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first machine; 0 to 49 are for development")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--gp-seeds", type=int, help="seeds of the slow GP sampler; else as many as of the others")
+    parser.add_argument("--hardship", type=float, default=1.0, help="factor on noise, hidden memory and probes' errors")
     parser.add_argument("--starts", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--methods", default=",".join(METHODS))
@@ -65,7 +66,7 @@ def make_cases(options: argparse.Namespace, known: Traces) -> list[Case]:
             if (seed, machine) not in known[method] and not (method == "gp" and is_gp_done)
         )
         if methods:
-            cases.append(Case(machine, seed, options.starts, methods))
+            cases.append(Case(machine, seed, options.starts, methods, options.hardship))
     return cases
 
 

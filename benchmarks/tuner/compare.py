@@ -178,15 +178,17 @@ class Case(NamedTuple):
     seed: int
     starts: int
     methods: tuple[str, ...]
+    hardship: float = 1.0
 
 
-_BEST: dict[int, float] = {}
+_BEST: dict[tuple[int, float], float] = {}
 
 
 def run_case(case: Case) -> dict[str, Trace]:
     """All methods on one case."""
     warnings.simplefilter("ignore")
-    machine = make_machine(case.machine)
-    if case.machine not in _BEST:
-        _BEST[case.machine] = find_best(SimulatedSite(machine))[1]
-    return {method: run(method, machine, _BEST[case.machine], case.seed, case.starts) for method in case.methods}
+    machine = make_machine(case.machine, case.hardship)
+    key = case.machine, case.hardship
+    if key not in _BEST:
+        _BEST[key] = find_best(SimulatedSite(machine))[1]
+    return {method: run(method, machine, _BEST[key], case.seed, case.starts) for method in case.methods}

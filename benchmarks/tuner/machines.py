@@ -191,12 +191,15 @@ class Machine:
         return int(self.planned_bytes(point) + hidden + self.fragmentation * slots * SLOT)
 
 
-def make_machine(seed: int) -> Machine:
-    """The machine with this seed; every fifth has a broken `hybrid`."""
+def make_machine(seed: int, hardship: float = 1.0) -> Machine:
+    """The machine with this seed; every fifth has a broken `hybrid`.
+
+    `hardship` times as large are noise, drift, what memory hides and the errors of what was probed.
+    """
     rng = random.Random(f"tuner machine {seed}")
 
     def spread(value: float, ratio: float) -> float:
-        return value * math.exp(rng.gauss(0, ratio))
+        return value * math.exp(rng.gauss(0, ratio * hardship))
 
     vram_gib = rng.choice((6, 8, 8, 10, 12, 12, 16))
     pcie = rng.uniform(11e9, 27e9)
@@ -232,12 +235,12 @@ def make_machine(seed: int) -> Machine:
         fi_step_s=rng.uniform(-0.6e-3, 0.7e-3),
         fi_work=rng.uniform(0.75, 1.15),
         fi_chunk_power=rng.uniform(-0.08, 0.08),
-        workspace_bytes=int(rng.uniform(-150, 350) * MIB),
-        chunk_bytes=int(rng.uniform(0, 40) * 1024),
-        fragmentation=rng.uniform(0.0, 0.01),
+        workspace_bytes=int(rng.uniform(-150, 350) * hardship * MIB),
+        chunk_bytes=int(rng.uniform(0, 40) * hardship * 1024),
+        fragmentation=rng.uniform(0.0, 0.01) * hardship,
         host_embed_s=rng.uniform(0.1e-3, 0.5e-3),
-        noise=rng.uniform(0.01, 0.02),
-        drift=rng.uniform(0.0, 0.008),
+        noise=rng.uniform(0.01, 0.02) * hardship,
+        drift=rng.uniform(0.0, 0.008) * hardship,
     )
 
 

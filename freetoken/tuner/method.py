@@ -20,7 +20,7 @@ from freetoken.tuner.model import CostModel, Predicted
 from freetoken.tuner.objectives import Limit, Objective, penalised_cost
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import expected_gain
-from freetoken.tuner.values import Observation, Point, Stage
+from freetoken.tuner.values import Measurement, Observation, Point, Stage
 
 #: The other strategy is tried when it is predicted to be at most this much slower.
 WITHIN = 0.30
@@ -34,6 +34,8 @@ START_MARGIN, LIVE_MARGIN = 1.7, 1.3
 GROW_FROM = 0.02
 #: Slots of the calibration, as shares of those that fit.
 CALIBRATION = 0.5
+#: Degrees of freedom that the bench's own word on its noise counts for.
+SAID_FREEDOM = 4
 #: Sets of parameters that an expected gain is the mean of.
 DRAWS = 128
 
@@ -82,7 +84,7 @@ class Method:
             return
         self._fitted = key
         self._beliefs = {}
-        rows, peaks, scale = [], [], None
+        rows, peaks, scale, noise = [], [], None, self.noise(history)
         for one in history:
             forecast = self.site.forecast(one.point)
             if forecast is None:
@@ -92,7 +94,7 @@ class Method:
             chunk = forecast.settings.prefill_chunk_tokens
             planned, limit = forecast.peak_at(slots), forecast.limit_bytes
             if one.measurement is not None:
-                rows.append((one.point, forecast, slots, one.measurement))
+                rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
                 if one.measurement.peak_bytes is not None:
                     peaks.append(Peak(chunk, planned, one.measurement.peak_bytes, limit))
             elif one.outcome.kind == "crash" and one.outcome.violation_bytes:
@@ -162,9 +164,21 @@ class Method:
         return tuple(self.space.canonical(point).items())
 
     def noise(self, history: Sequence[Observation]) -> float:
-        """Relative noise of one measurement: the median of what the bench says of its own."""
+        """Relative noise of one measurement: the median of what the bench says of its own, and how repeats differ.
+
+        A bench that saw one request can only guess, and nobody sees a busy neighbour from inside one measurement.
+        """
         said = [one.measurement.noise_ratio for one in history if one.measurement is not None]
-        return float(np.median(said)) if said else 0.02
+        if not said:
+            return 0.02
+        logs: dict[tuple[object, ...], list[float]] = {}
+        for one in history:
+            cost = self.objectives[0].cost(one.measurement) if one.measurement is not None else None
+            if cost is not None:
+                logs.setdefault(self._key(one.point), []).append(math.log(cost))
+        squares = sum(float(np.var(one)) * len(one) for one in logs.values())
+        freedom = sum(len(one) - 1 for one in logs.values())
+        return math.sqrt((SAID_FREEDOM * float(np.median(said)) ** 2 + squares) / (SAID_FREEDOM + freedom))
 
     # -- what to do -------------------------------------------------------------------------------------------
 
@@ -522,6 +536,11 @@ class Method:
             along = abs(a - b) / max(1e-9, one.high - one.low) if one.kind != "choice" else 1.0
             far += 10.0 if one.name == "strategy" else min(1.0, 0.2 + along)
         return far, anchor[2]
+
+
+def _with_noise(measurement: Measurement, noise_ratio: float) -> Measurement:
+    """`measurement` with at least this noise: repeats may have shown more than the bench knew of."""
+    return measurement.model_copy(update={"noise_ratio": max(measurement.noise_ratio, noise_ratio)})
 
 
 def distinct_starts(history: Iterable[Observation]) -> int:
