@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from freetoken import paths
 from freetoken.errors import UsageError
 from freetoken.share.archive import read_bytes
 from freetoken.share.bundle import SUFFIX
@@ -110,11 +112,28 @@ def reindex(target: str) -> tuple[Index, tuple[str, ...], str]:
 
 def _write(target: str, change: Callable[[Place], T], *, is_private: bool = False) -> T:
     """What `change` gives; begun anew with what is there where somebody else was faster."""
-    for _ in range(TRIES - 1):
-        try:
-            with open_place(target, is_private=is_private) as place:
-                return change(place)
-        except OutdatedError:
-            continue
-    with open_place(target, is_private=is_private) as place:
-        return change(place)
+    with _lock_folder(target):
+        for _ in range(TRIES - 1):
+            try:
+                with open_place(target, is_private=is_private) as place:
+                    return change(place)
+            except OutdatedError:
+                continue
+        with open_place(target, is_private=is_private) as place:
+            return change(place)
+
+
+@contextmanager
+def _lock_folder(target: str) -> Iterator[None]:
+    """One writer of this machine at a time in a plain folder, which has nobody else to keep order."""
+    kind, where, _ = _parse(target)
+    if kind != "folder":
+        yield
+        return
+    from filelock import FileLock
+
+    name = hashlib.sha256(str(Path(where).expanduser().resolve()).encode()).hexdigest()[:16]
+    path = paths.runtime_dir() / f"registry-{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path):
+        yield

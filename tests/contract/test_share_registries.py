@@ -279,6 +279,20 @@ def test_a_folder_serves_as_registry(ft: Any, tmp_path: Path) -> None:
     assert pulled(ft, "shared/bundles/mine.ftbundle") == FIXTURE.read_bytes()
 
 
+def test_many_that_push_into_a_folder_at_once_lose_nothing(ft: Any, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from freetoken.share.bundle import make_bundle, read_bundle
+    from freetoken.share.places import push
+
+    base = read_bundle(FIXTURE.read_bytes(), "fixture")
+    names = [f"mine-{number}" for number in range(12)]
+    bundles = [make_bundle(base.recipe.model_copy(update={"name": name}), base.lock, base.evidence) for name in names]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda data: push("shared", data), bundles))
+    assert sorted(json.loads((tmp_path / "shared" / "index.json").read_text())["bundles"]) == sorted(names)
+
+
 def test_a_registry_is_listed_and_its_index_made_anew(ft: Any, tmp_path: Path) -> None:
     (tmp_path / "shared" / "bundles").mkdir(parents=True)
     bundles = tmp_path / "shared" / "bundles"
