@@ -117,6 +117,10 @@ def _apply(path: Path, *, yes: bool, as_json: bool) -> int:
     return int(apply_command.main(args=arguments, prog_name="ft apply", standalone_mode=False) or 0)
 
 
+#: Characters of the widest value that stands in a column of the change table.
+_WIDEST = 40
+
+
 def render_comparison(found: Comparison, console: Console) -> None:
     """The change table with what is expected of it."""
     click.echo(f"{found.name}: {found.signer}")
@@ -131,10 +135,17 @@ def render_comparison(found: Comparison, console: Console) -> None:
         for row in found.rows
         if row.author != row.here
     ]
+    # A list of needs would make the column as wide as a screen: told below the table.
+    lengthy = [row for row in changed if max(len(row[1]), len(row[2])) > _WIDEST]
+    changed = [row for row in changed if row not in lengthy]
     same = [f"{row.setting.removesuffix('_bytes')} {row.author}" for row in found.rows if row.author == row.here]
     if changed:
         click.echo()
         print_table(console, ("setting", "author", "here", "why"), changed, align=("left", "right", "right", "left"))
+    for setting, author, here, reason in lengthy:
+        click.echo()
+        click.echo(f"{setting}: {here}: {reason}")
+        click.echo(f"  the author's: {author}")
     if same:
         click.echo()
         click.echo("as the author ran it: " + ", ".join(same))
