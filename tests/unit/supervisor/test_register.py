@@ -153,6 +153,7 @@ def test_an_event_that_a_full_disk_refuses_is_a_problem_and_no_exception() -> No
         (KeeperState("r1", "failed", GONE, cause="boom"), LAUNCH, "failed", "boom"),
         (KeeperState("r1", "stopped", GONE, cause="asked"), LAUNCH, "stopped", "asked"),
     ],
+    ids=["ft gone", "ft at work", "machine restarted", "failed", "stopped"],
 )
 def test_a_run_without_processes_is_judged_in_words(
     tmp_path: Path, state: KeeperState | None, launch: Launch, condition: str, words: str
