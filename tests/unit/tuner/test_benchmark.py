@@ -2,16 +2,17 @@
 
 import itertools
 
-from benchmarks.tuner.compare import METHODS, Baseline, Case, run_case
+from benchmarks.tuner.__main__ import make_report
+from benchmarks.tuner.compare import METHODS, Baseline, Case, Trace, run_case
 from benchmarks.tuner.machines import SimulatedLauncher, SimulatedSite, find_best, make_machine
 
 
 def test_the_tuner_is_near_the_best_within_six_starts_and_better_than_random():
-    # The first six machines, two of them with a broken `hybrid`; the bounds are wider than those of all fifty.
-    cases = [run_case(Case(machine, seed=0, starts=6, methods=("tuner", "random"))) for machine in range(6)]
+    # The first four machines, one of them with a broken `hybrid`; the bounds are wider than those of all fifty.
+    cases = [run_case(Case(machine, seed=0, starts=6, methods=("tuner", "random"))) for machine in range(4)]
     shares = [case["tuner"].shares[-1] for case in cases]
     assert min(shares) > 0.92
-    assert sum(share >= 0.97 for share in shares) >= 4
+    assert sum(share >= 0.97 for share in shares) >= 3
     assert sum(shares) > sum(case["random"].shares[-1] for case in cases)
     assert sum(case["tuner"].crashes for case in cases) < len(cases)
 
@@ -56,3 +57,24 @@ def test_the_true_best_fits_and_no_neighbour_beats_it():
 def test_hybrid_is_broken_on_every_fifth_machine():
     broken = [seed for seed in range(50) if make_machine(seed).hybrid_factor > 2]
     assert broken == list(range(0, 50, 5))
+
+
+def test_the_report_pairs_machines_by_seed_and_leaves_out_a_seed_that_is_not_complete():
+    def trace(share):
+        return Trace((0.5, share), crashes=1, starts=2)
+
+    traces = {
+        "tuner": {(seed, machine): trace(0.98) for seed in (0, 1) for machine in (7, 8)},
+        "gp": {(0, 7): trace(0.9), (0, 8): trace(0.94), (1, 7): trace(0.1)},
+    }
+    assert make_report(traces, 2).splitlines() == [
+        "| method | seeds | mean @1 | mean @2 | within 3 % by 2 | crashes a machine |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| tuner | 2 | 0.500 (0.500-0.500) | 0.980 (0.980-0.980) | 100 % (100-100) | 1.00 (1.00-1.00) |",
+        "| gp | 1 | 0.500 (0.500-0.500) | 0.920 (0.900-0.940) | 0 % (0-0) | 1.00 (1.00-1.00) |",
+        "",
+        "| seed | gp @2 |",
+        "|---:|---:|",
+        "| 0 | +0.060 |",
+        "| 1 |  |",
+    ]
