@@ -61,7 +61,7 @@ def test_a_run_over_two_objectives_prints_its_front(tuned):
     # Ordered by the first objective, and whoever is worse in it is better in the other.
     assert times == sorted(times)
     assert rates == sorted(rates)
-    assert len({one["prefill_chunk_tokens"] for one in rows}) == len(rows)
+    assert len({(one["prefill_chunk_tokens"], one.get("cpu_threads")) for one in rows}) == len(rows)
     # Larger chunks have the shorter time to the first token here, smaller ones the faster decoding.
     chunks = [int(one["prefill_chunk_tokens"]) for one in rows]
     assert chunks == sorted(chunks, reverse=True)

@@ -105,7 +105,7 @@ def test_an_engine_is_installed_found_verified_and_a_second_time_left_alone(whee
         "freetoken-0.2.1",
     ]
     # Its scripts name the folder in which it lies now, and its Python is not led back to ours.
-    assert f"#!{first.folder}/bin/python" in (home.folder / "bin" / "pip").read_text()  # type: ignore[operator]
+    assert f"{first.folder}/bin/python" in (home.folder / "bin" / "pip").read_text()  # type: ignore[operator]
     said_by = subprocess.run([str(home.interpreter), "-m", "freetoken.cli"], capture_output=True, text=True, cwd="/")
     assert said_by.stdout == "freetoken version 0.2.1\n"
     before = (Path(first.folder) / "engine.json").stat().st_mtime_ns
