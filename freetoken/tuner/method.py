@@ -164,13 +164,11 @@ class Method:
         return tuple(self.space.canonical(point).items())
 
     def noise(self, history: Sequence[Observation]) -> float:
-        """Relative noise of one measurement: the median of what the bench says of its own, and how repeats differ.
+        """Relative noise of one measurement: what the bench says of its own, and how much repeats differ.
 
         A bench that saw one request can only guess, and nobody sees a busy neighbour from inside one measurement.
         """
-        said = [one.measurement.noise_ratio for one in history if one.measurement is not None]
-        if not said:
-            return 0.02
+        said = self.said_noise(history)
         logs: dict[tuple[object, ...], list[float]] = {}
         for one in history:
             cost = self.objectives[0].cost(one.measurement) if one.measurement is not None else None
@@ -178,7 +176,12 @@ class Method:
                 logs.setdefault(self._key(one.point), []).append(math.log(cost))
         squares = sum(float(np.var(one)) * len(one) for one in logs.values())
         freedom = sum(len(one) - 1 for one in logs.values())
-        return math.sqrt((SAID_FREEDOM * float(np.median(said)) ** 2 + squares) / (SAID_FREEDOM + freedom))
+        return math.sqrt((SAID_FREEDOM * said**2 + squares) / (SAID_FREEDOM + freedom))
+
+    def said_noise(self, history: Sequence[Observation]) -> float:
+        """Relative noise of one measurement by the bench's own word: the median."""
+        said = [one.measurement.noise_ratio for one in history if one.measurement is not None]
+        return float(np.median(said)) if said else 0.02
 
     # -- what to do -------------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class Search:
         best = self.method.best(history)
         misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
         merged = trials.merge_repeats(history, self.site.space.canonical)
-        front = pareto_front(merged, self.objectives, self.limits, noise=self.method.noise(history))
+        front = pareto_front(merged, self.objectives, self.limits, noise=self.method.said_noise(history))
         return SearchEnd(history, best, front, reason, distinct_starts(history), misses)
 
     def left_s(self) -> float | None:
