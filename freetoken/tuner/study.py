@@ -301,7 +301,9 @@ class Search:
             return f"{budget.starts} starts were made"
         if self.stop_rule is None or proposal.is_live:
             return None
-        return self.stop_rule(proposal.gain, self.method.noise(history), history, self.objectives[0], self.limits)
+        # Not by what a few repeats show: one slow measurement would end a search that has hardly begun.
+        noise_ratio = self.method.said_noise(history)
+        return self.stop_rule(proposal.gain, noise_ratio, history, self.objectives[0], self.limits)
 
 
 def _describe(outcome: Outcome, objectives: Sequence[Objective]) -> str:
