@@ -68,7 +68,7 @@ def make_refusal_error(refusal: Refusal) -> DoesNotFitError:
     if ledger is not None and blamed is not None:
         size = f"{format_bytes(blamed.bytes)} of {KINDS[ledger.kind]}"
         details.append(
-            f"to blame is the line `{blamed.key}`: {size}" + (f", {blamed.formula}" if blamed.formula else "")
+            f"to blame is the line `{blamed.label}`: {size}" + (f", {blamed.formula}" if blamed.formula else "")
         )
     details += [f"instead: {one}" for one in refusal.alternatives]
     return DoesNotFitError(refusal.message, hint=describe_repairs(refusal), details=tuple(details))

@@ -126,9 +126,17 @@ def make_ram_ledger(request: PlanRequest, model: MemoryModel, settings: Resolved
         kind="ram",
         total_bytes=ram.total_bytes,
         available_bytes=available,
-        headroom_bytes=min(RAM_HEADROOM_BYTES, ram.total_bytes // 50),
+        headroom_bytes=_ram_headroom(request, settings),
         lines=lines,
     )
+
+
+def _ram_headroom(request: PlanRequest, settings: ResolvedSettings) -> int:
+    """Host bytes that stay free: a little, or what the recipe says where no GPU is what its word is about."""
+    policy = request.recipe.headroom
+    if settings.device == "cpu" and isinstance(policy, int):
+        return policy
+    return min(RAM_HEADROOM_BYTES, request.hardware.ram.total_bytes // 50)
 
 
 def available_ram(request: PlanRequest) -> int:
@@ -188,9 +196,12 @@ def describe_track_record(request: PlanRequest) -> str:
 def first_that_does_not_fit(ledger: Ledger) -> Line | None:
     """The line to blame: in the first phase that overflows, the allocation that no longer fits; None if all do.
 
-    Lines stand in the order in which an engine allocates, so this is where it would die.
+    Lines stand in the order in which an engine allocates, so this is where it would die. No line is to blame where
+    the headroom alone is more than there is.
     """
     limit = ledger.available_bytes - ledger.headroom_bytes
+    if limit <= 0:
+        return None
     for phase in ("load", "capture", "prefill", "decode"):
         taken = 0
         for line in ledger.lines:

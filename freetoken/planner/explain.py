@@ -82,8 +82,11 @@ def _describe_ledger(ledger: Ledger) -> str:
     phase = "" if ledger.kind == "disk" else f" at its peak ({ledger.peak_phase})"
     lines = sorted((line for line in ledger.lines if ledger.peak_phase in line.phases), key=lambda one: -one.bytes)
     named = ", ".join(f"{line.label} {format_bytes(line.bytes)}" for line in lines[:LARGEST_LINES] if line.bytes)
+    kept = ""
+    if ledger.headroom_bytes > ledger.available_bytes // 4:
+        kept = f" of {format_bytes(ledger.available_bytes)} free ({format_bytes(ledger.headroom_bytes)} are headroom)"
     return (
-        f"needs {format_bytes(ledger.peak_bytes)} of {what}{phase}, {format_bytes(usable)} may be used, "
+        f"needs {format_bytes(ledger.peak_bytes)} of {what}{phase}, {format_bytes(usable)} may be used{kept}, "
         f"{format_bytes(ledger.missing_bytes)} are missing ({named})"
     )
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: How many repairs are shown.
 MOST_REPAIRS = 4
+#: To how many tokens the largest KV cache that fits is looked for.
+KV_STEP_TOKENS = 1024
 #: Settings whose fixed value may be what does not fit, in the order in which giving it up costs least.
 RELEASABLE = (
     "expert_slots",
@@ -72,6 +74,8 @@ def find_repairs(request: PlanRequest, adapter: EngineAdapter) -> tuple[Repair, 
                 break
         if repairs:
             break
+    if any("settings.kv_tokens" in one.sets for one in repairs):
+        repairs += [one for sets in _most_kv(request, adapter) if (one := _check(request, adapter, sets)) is not None]
     if not repairs:
         everything = _release_all(request)
         repair = _check(request, adapter, everything) if everything else None
@@ -99,6 +103,26 @@ def _releases(request: PlanRequest) -> Iterator[dict[str, Any]]:
             yield {f"settings.{name}": "auto"}
 
 
+def _most_kv(request: PlanRequest, adapter: EngineAdapter) -> Iterator[dict[str, Any]]:
+    """The largest KV cache below the one that the recipe fixes: `auto` would give no more than the workload needs."""
+    wanted, needed = request.recipe.settings.kv_tokens, request.recipe.workload.kv_tokens
+    if not isinstance(wanted, int):
+        return
+    # More than every request's whole context helps nobody.
+    wanted = min(wanted, request.shape.max_position_tokens * request.recipe.workload.concurrency + KV_STEP_TOKENS)
+    if wanted - needed < 2 * KV_STEP_TOKENS:
+        return
+    low, high = needed // KV_STEP_TOKENS, wanted // KV_STEP_TOKENS  # in steps: fits perhaps, does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if try_sets(request, adapter, {"settings.kv_tokens": middle * KV_STEP_TOKENS}) is None:
+            high = middle
+        else:
+            low = middle
+    if low * KV_STEP_TOKENS > needed:
+        yield {"settings.kv_tokens": low * KV_STEP_TOKENS}
+
+
 def _release_all(request: PlanRequest) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for one in _releases(request):
@@ -109,7 +133,7 @@ def _release_all(request: PlanRequest) -> dict[str, Any]:
 def _lighter(request: PlanRequest, adapter: EngineAdapter) -> Iterator[dict[str, Any]]:
     """Things that the recipe leaves open or asks for, made smaller."""
     recipe = request.recipe
-    if recipe.headroom == "desktop" and not is_wsl_policy(request):
+    if isinstance(recipe.headroom, int) or (recipe.headroom == "desktop" and not is_wsl_policy(request)):
         yield {"headroom": "server"}
     knobs = {knob.name for knob in adapter.knobs}
     if "state_dtype" in knobs and request.shape.state_bytes_per_sequence() and recipe.settings.state_dtype == "model":
@@ -194,13 +218,15 @@ def suggest_alternatives(
     for ledger in budget.ledgers:
         if not ledger.missing_bytes:
             continue
+        if isinstance(request.recipe.headroom, int) and ledger.peak_bytes <= ledger.available_bytes:
+            continue  # only the recipe's own headroom is in the way
         missing = format_bytes(ledger.missing_bytes)
         if ledger.kind == "vram":
             words.append(
                 f"a card with {missing} more VRAM free{_name_card(request, ledger)}, or what holds VRAM now closed"
             )
         elif ledger.kind == "ram":
-            words.append(_ram_alternative(request, adapter, missing))
+            words.append(_ram_alternative(request, adapter, ledger, missing))
         else:
             words.append(f"{missing} more disk free on {request.hardware.disk.path or 'the disk of the models'}")
     return tuple(dict.fromkeys(words))
@@ -226,7 +252,9 @@ def _name_card(request: PlanRequest, ledger: Ledger) -> str:
     return f", such as `{nearest.name}`" if nearest is not None else ""
 
 
-def _ram_alternative(request: PlanRequest, adapter: EngineAdapter, missing: str) -> str:
+def _ram_alternative(request: PlanRequest, adapter: EngineAdapter, ledger: Ledger, missing: str) -> str:
+    if request.shape.experts.bank_bytes < ledger.missing_bytes:
+        return f"{missing} more RAM"  # were there no experts at all, it would not fit
     bank = format_bytes(request.shape.experts.bank_bytes)
     text = f"{missing} more RAM for the {bank} of experts, or a smaller quantisation"
     if not adapter.is_embedded:

@@ -121,7 +121,7 @@ def test_a_refusal_is_an_error_with_its_findings_its_line_and_its_repairs():
     assert error.details == (
         "the card is too old",
         "warning: loads serially",
-        "to blame is the line `expert_slots`: 4.00 GiB of VRAM, 2,400 slots",
+        "to blame is the line `expert slots`: 4.00 GiB of VRAM, 2,400 slots",
         "instead: a card with 2 GiB more",
     )
     assert error.hint == "`--set settings.expert_slots=1200` (fewer slots, 24.6 tok/s), or close the browser"

@@ -3,10 +3,14 @@
 import pytest
 
 from freetoken.adapters.freetoken import FreetokenAdapter
+from freetoken.adapters.native import NativeAdapter
 from freetoken.planner.plan import Plan, Refusal
 from freetoken.planner.repair import UnknownFieldError, apply_sets, try_sets
 from freetoken.planner.solve import make_plan
-from tests.fakes.planner_cases import make_gpu, make_machine, make_recipe, make_request
+from freetoken.units import GIB, MIB
+from tests.fakes.planner_cases import make_gpu, make_machine, make_recipe, make_request, make_tiny_shape
+
+KV = "settings.kv_tokens"
 
 
 def refuse(total=6, free=5.6, *, ram_gib=32, machine=None, **recipe):
@@ -97,3 +101,36 @@ def test_sets_are_validated_like_any_recipe():
     with pytest.raises(UnknownFieldError, match=r"settings\.nothing\.more"):
         apply_sets(request.recipe, {"settings.nothing.more": 1})
     assert try_sets(request, FreetokenAdapter(), {"settings.nothing": 1}) is None
+
+
+def test_the_largest_kv_cache_that_fits_is_offered_beside_the_one_that_is_needed():
+    request, answer = refuse(settings={"kv_tokens": 400_000}, workload={"prompt_tokens": 6000, "output_tokens": 1000})
+    found = sorted(int(one.sets["settings.kv_tokens"]) for one in answer.repairs if one.sets.keys() == {KV})
+    assert len(found) == 2
+    assert found[0] < found[1] < 400_000
+    assert isinstance(make_plan(_with(request, {KV: found[1]}), FreetokenAdapter()), Plan)
+    assert isinstance(make_plan(_with(request, {KV: found[1] + 1024}), FreetokenAdapter()), Refusal)
+
+
+def test_headroom_that_alone_is_too_much_is_what_is_blamed_and_given_up():
+    _, answer = refuse(headroom=20 * GIB)
+    assert (answer.blamed_line, answer.alternatives) == (None, ())
+    assert "0 B may be used of 5.60 GiB free (20.0 GiB are headroom)" in answer.message
+    assert [one.sets for one in answer.repairs] == [{"headroom": "server"}]
+
+
+def test_ram_that_is_missing_for_other_things_than_experts_is_not_put_on_them():
+    machine = make_machine(None, ram_gib=16)
+    request = make_request(make_recipe("native", settings={"kv_tokens": 16_000_000}), machine, shape=make_tiny_shape())
+    answer = make_plan(request, NativeAdapter())
+    assert (answer.kind, answer.blamed_line) == ("refusal", "kv_cache")
+    assert [one for one in answer.alternatives if "experts" in one] == []
+
+
+def test_on_the_cpu_a_headroom_in_bytes_is_kept_of_the_ram():
+    machine = make_machine(None, ram_gib=64)
+    shape = make_tiny_shape()
+    for headroom, expected in (("server", 512 * MIB), (20 * GIB, 20 * GIB)):
+        request = make_request(make_recipe("native", headroom=headroom), machine, shape=shape)
+        plan = make_plan(request, NativeAdapter())
+        assert (plan.kind, plan.ram.headroom_bytes) == ("plan", expected)
