@@ -41,6 +41,8 @@ T = TypeVar("T")
 RESIDUAL_RUNS = 8
 #: Lines that come with an engine, a driver and a GPU generation, whatever the model.
 ENGINE_LINES = ("cuda_context", "allocator", "cuda_graphs", "autotune_scratch", "attention_workspace", "runtime")
+#: Lines that are a count times a size, or tensors of the checkpoint: an engine that has them as planned proves nothing.
+COUNTED_LINES = ("expert_slots", "kv_cache", "dense_weights", "shared_experts", "embedding", "head", "expert_banks")
 _JSON_COLUMNS = frozenset({"hardware", "recipe", "plan", "data", "settings", "metrics"})
 
 
@@ -281,17 +283,20 @@ class Store:
         )
 
     def _read_error(self, machine_id: int | None) -> tuple[float | None, int]:
-        # The ledger that decides: VRAM where the launch had one, RAM on a CPU-only device.
+        # The ledger that decides: VRAM where the launch had one, RAM on a CPU-only device. A launch that was only seen
+        # to hold what can be counted beforehand is no evidence of how good plans are.
         where, values = _where(machine_id=machine_id)
+        counted = ", ".join("?" for _ in COUNTED_LINES)
         query = f"""
             SELECT AVG(ABS(measured - planned) * 1.0 / measured) AS error, COUNT(*) AS launches
             FROM (SELECT run_id, ledger, SUM(measured_bytes) AS measured, SUM(planned_bytes) AS planned,
                          ROW_NUMBER() OVER (
                              PARTITION BY run_id ORDER BY ledger = 'vram' DESC, ledger = 'ram' DESC) AS rank
-                  FROM measured_lines{where} GROUP BY run_id, ledger)
+                  FROM measured_lines{where} GROUP BY run_id, ledger
+                  HAVING SUM(key NOT IN ({counted})) > 0 OR SUM(measured_bytes) <> SUM(planned_bytes))
             WHERE rank = 1 AND measured > 0
         """
-        row = self._one(query, values)
+        row = self._one(query, (*values, *COUNTED_LINES))
         return (row["error"], row["launches"]) if row is not None else (None, 0)
 
     # --- plumbing: called inside a transaction

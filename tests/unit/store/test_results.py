@@ -123,6 +123,15 @@ def test_track_record_is_that_of_the_machine_asked_for(store, hardware):
     assert store.read_calibration(CONTEXT, "nowhere").launches == 0
 
 
+def test_a_launch_that_only_held_what_can_be_counted_says_nothing_of_plans(store):
+    store.record_measured_lines("r1", [make_line("expert_slots", 100, 100), make_line("kv_cache", 5, 5)], CONTEXT)
+    assert (store.read_calibration(CONTEXT).mean_error_ratio, store.read_calibration(CONTEXT).launches) == (None, 0)
+    store.record_measured_lines("r2", [make_line("expert_slots", 90, 100)], CONTEXT)
+    store.record_measured_lines("r3", [make_line("expert_slots", 100, 100), make_line("runtime", 50, 100)], CONTEXT)
+    assert store.read_calibration(CONTEXT).launches == 2
+    assert abs(store.read_calibration(CONTEXT).mean_error_ratio - (0.1 + 0.25) / 2) < 1e-12
+
+
 def test_facts_recorded_twice_leave_one_of_each(store, hardware):
     result = ResultRow(recipe_name="demo", workload="chat-2k", engine="native", model_name="m", kind="proof")
     deployment = DeploymentRow(name="demo", run_id="r1", engine="native", model_name="m", recipe={})
