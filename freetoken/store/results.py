@@ -293,7 +293,8 @@ class Store:
                          ROW_NUMBER() OVER (
                              PARTITION BY run_id ORDER BY ledger = 'vram' DESC, ledger = 'ram' DESC) AS rank
                   FROM measured_lines{where} GROUP BY run_id, ledger
-                  HAVING SUM(key NOT IN ({counted})) > 0 OR SUM(measured_bytes) <> SUM(planned_bytes))
+                  HAVING SUM(key NOT IN ({counted})) > 0 OR SUM(ABS(correction_bytes)) > 0
+                      OR SUM(measured_bytes) <> SUM(planned_bytes))
             WHERE rank = 1 AND measured > 0
         """
         row = self._one(query, (*values, *COUNTED_LINES))
