@@ -100,6 +100,8 @@ class EngineAdapter(ABC):
     needs: ClassVar[EngineNeeds] = EngineNeeds()
     #: True where the engine ships in this package and needs no environment of its own.
     is_embedded: ClassVar[bool] = False
+    #: False where this version plans for the engine and does not start it.
+    is_launched: ClassVar[bool] = True
     #: Ports it takes, from `serve.port` on.
     port_count: ClassVar[int] = 1
     #: The package that `ft engine install` puts into an environment of its own, and its versions, newest first.

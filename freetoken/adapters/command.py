@@ -28,6 +28,7 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 #: Tokens of the answer that a workload made from a context length leaves room for, at most.
 _ANSWER_TOKENS = 512
+_SHORT_CHAT = "chat-2k"
 
 
 def parse_command(command: str | Sequence[str]) -> ParsedCommand:
@@ -52,6 +53,11 @@ def parse_command(command: str | Sequence[str]) -> ParsedCommand:
         f"`{word}` holds a variable of the shell, whose value is not known here: put it there"
         for word in dict.fromkeys(arguments) if re.search(r"\$[A-Za-z_{(]", word)
     ]  # fmt: skip
+    if _make_workload(fields) == _SHORT_CHAT:
+        notes.append(
+            f"the command names no context: the workload is `{_SHORT_CHAT}`, 2,048 tokens; name another such as "
+            "`agent-8k`, since KV cache is planned for it"
+        )
     unknown = (*parsed.unknown, *(shlex.join(one.words) for one in commands if one is not chosen))
     return replace(parsed, fields=fields, notes=(*notes, *parsed.notes), unknown=unknown)
 
@@ -178,7 +184,7 @@ def _make_workload(fields: Fields) -> str | dict[str, Any]:
     if context is None and isinstance(fields.get("settings.kv_tokens"), int):
         context = fields["settings.kv_tokens"] // concurrency
     if not context or context < 16:
-        return "chat-2k" if concurrency == 1 else {"name": "command", "concurrency": concurrency}
+        return _SHORT_CHAT if concurrency == 1 else {"name": "command", "concurrency": concurrency}
     answer = min(_ANSWER_TOKENS, context // 4)
     return {
         "name": "command", "prompt_tokens": context - answer, "output_tokens": answer, "concurrency": concurrency,

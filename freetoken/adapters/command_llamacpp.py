@@ -45,6 +45,10 @@ _FLAGS: dict[str, Flag] = {
     "--port": Flag("serve.port", number),
     "--main-gpu": Flag("settings.gpu", number),
     "-mg": Flag("settings.gpu", number, is_canonical=False),
+    **{
+        name: Flag(note="where tensors lie is the planner's to decide (`settings.cpu_layers`); {} is left out")
+        for name in ("-ot", "--override-tensor")
+    },
     "--cpu-moe": Flag("settings.cpu_layers", has_value=False, constant="auto", is_canonical=False,
                       note="all experts on the CPU; the planner says how many layers' experts need to be"),
     "--alias": Flag(note="a plan names the model by its own name; {} is left out"),
@@ -57,7 +61,7 @@ _PASSED: dict[str, bool | str] = {
     "--no-mmap": False, "--mlock": False, "--jinja": False, "--no-warmup": False, "--cont-batching": False,
     "-cb": False, "-fa": "on", "--flash-attn": "on", "-b": True, "--batch-size": True, "-tb": True,
     "--threads-batch": True,
-    "--numa": True, "--cache-reuse": True, "--prio": True, "-ot": True, "--override-tensor": True, "--metrics": False,
+    "--numa": True, "--cache-reuse": True, "--prio": True, "--metrics": False,
     "--chat-template": True, "--reasoning-format": True, "--temp": True, "--top-p": True, "--top-k": True,
     "--min-p": True, "--seed": True, "-s": True, "--mmproj": True,
 }  # fmt: skip

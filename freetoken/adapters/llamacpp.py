@@ -25,6 +25,7 @@ class LlamaCppAdapter(EngineAdapter):
 
     name: ClassVar[str] = "llamacpp"
     title: ClassVar[str] = "llama.cpp (GGUF; planned only, not launched by this version)"
+    is_launched: ClassVar[bool] = False
     needs: ClassVar[EngineNeeds] = EngineNeeds(compute_capability="5.0")
     shared_args: ClassVar[dict[str, str]] = LLAMACPP_ARGS
     shared_env: ClassVar[dict[str, str]] = LLAMACPP_ENV

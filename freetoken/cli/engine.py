@@ -132,7 +132,9 @@ def remove_command(engine: str, yes: bool, dry_run: bool, as_json: bool) -> int:
         known = sorted({found for _, found, _ in _find(name, must_exist=False)} | set(list_half_made(name)))
         if len(known) != 1:
             raise UsageError(
-                f"`{name}` is installed in {len(known)} versions" + (f": {', '.join(known)}" if known else ""),
+                f"`{name}` is installed in {len(known)} versions: {', '.join(known)}"
+                if known
+                else f"no environment of `{name}` is installed here",
                 hint=f"`ft engine remove {name}@{known[0]}`" if known else "`ft engine list`",
             )
         version = known[0]

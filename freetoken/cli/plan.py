@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from freetoken.cli.complete import complete_engine, complete_profile, complete_recipe, complete_workload
-from freetoken.cli.output import emit, examples, json_option, print_error
+from freetoken.cli.output import emit, examples, json_option, note, print_error
 from freetoken.errors import UsageError
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
+    from freetoken.planner.plan import Plan
+    from freetoken.recipe.load import LoadedRecipe
 
 #: What `--suggest` asks of every model where no workload is named.
 DEFAULT_WORKLOAD = "agent-8k"
@@ -98,6 +100,8 @@ def _plan(
     render.say_notes(loaded.notes)
     if answer.kind == "plan":
         emit(answer, as_json=as_json, render=lambda console: render.render_plan(answer, console))
+        if loaded.path is None and not any(one.startswith("engine") for one in sets):
+            _say_faster(loaded, answer, hardware)
         return 0
     from freetoken.deploy.suggest import suggest_instead
 
@@ -105,6 +109,17 @@ def _plan(
     emit(refusal, as_json=as_json, render=lambda console: render.render_refusal(refusal, console))
     print_error(render.make_refusal_error(refusal))
     return 3
+
+
+def _say_faster(loaded: LoadedRecipe, plan: Plan, hardware: Hardware | None) -> None:
+    """A word where the model was named without an engine, and another one than the default is the better choice."""
+    from freetoken.deploy.prepare import prepare_request
+    from freetoken.deploy.suggest import find_faster_engine
+
+    found = find_faster_engine(plan, prepare_request(loaded, hardware=hardware))
+    if found is not None:
+        name, tps = found
+        note(f"note: engine `{name}` would run it at {tps:.3g} tok/s predicted: `--engine {name}`")
 
 
 def _suggest(

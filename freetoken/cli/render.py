@@ -5,6 +5,7 @@ Everything is read off the values; no arithmetic of its own but sums that the le
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -206,6 +207,12 @@ def _describe_ttft(p: Prediction) -> str:
     return f"{format_seconds(p.ttft_low_s)} to {format_seconds(p.ttft_high_s)}; longest prompt of the workload"
 
 
+def _shorten(quantization: str) -> str:
+    """What stands before the first `;` or `,` outside brackets; 16-bit weights by their name."""
+    words = re.split(r"[;,](?![^(]*\))", quantization)[0].strip()
+    return "16 bit" if words in ("", "none") else words
+
+
 def render_suggestions(found: Suggestions, console: Console) -> None:
     """What runs well, fastest first, with the command that shows each plan; then what does not, and why."""
     headings = ("model", "stored as", "engine", "tok/s", "TTFT s", "VRAM GiB", "RAM GiB", "disk GB", "limited by")
@@ -213,8 +220,9 @@ def render_suggestions(found: Suggestions, console: Console) -> None:
     for one in found.suggestions:
         vram = format_gib(one.vram_bytes) if one.vram_bytes is not None else "-"
         figures = (format_significant(one.decode_tps), format_significant(one.ttft_s), vram, format_gib(one.ram_bytes))
-        stored, disk = one.quantization.split(";")[0].split(",")[0], f"{one.disk_bytes / 1e9:.1f}"
-        rows.append((one.checkpoint, stored, one.engine, *figures, disk, _LIMITS[one.limited_by]))
+        stored, disk = _shorten(one.quantization), f"{one.disk_bytes / 1e9:.1f}"
+        engine = one.engine if one.is_launched else f"{one.engine} (plan only)"
+        rows.append((one.checkpoint, stored, engine, *figures, disk, _LIMITS[one.limited_by]))
     click.echo(f"on {found.hardware_name}, workload `{found.workload}`; predicted, fastest first")
     if rows:
         print_table(console, headings, rows, align=("left", "left", "left", *("right",) * 5))

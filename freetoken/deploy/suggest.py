@@ -10,13 +10,15 @@ from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
-    from freetoken.planner.plan import Refusal
+    from freetoken.planner.plan import Plan, PlanRequest, Refusal
     from freetoken.planner.suggest import Candidate, Suggestions
 
 #: Findings that another engine, model or quantisation may not have; the others are mended in the recipe.
 OF_THE_MACHINE = frozenset(
     {"gpu", "gpu_generation", "os", "driver", "checkpoint_layout", "architecture", "top_k", "vram"}
 )
+#: How many times faster another engine has to be to be named beside a plan.
+CLEARLY_FASTER = 1.3
 #: Other models that a refusal names.
 MOST_INSTEAD = 2
 #: Ends of card names that say how the same model is stored.
@@ -95,3 +97,24 @@ def suggest_instead(
     if not words:
         words = ["nothing among the model cards runs well on this machine: `ft plan --suggest` says what each lacks"]
     return refusal.model_copy(update={"alternatives": (*refusal.alternatives, *words)})
+
+
+def find_faster_engine(plan: Plan, request: PlanRequest, tools: Tools = DEFAULT_TOOLS) -> tuple[str, float] | None:
+    """An engine that can be started and runs the same clearly faster (its name, tok/s predicted), or None."""
+    from freetoken.adapters import ADAPTERS
+    from freetoken.planner.suggest import try_candidate
+
+    if plan.prediction is None:
+        return None
+    least = plan.prediction.decode_tps * CLEARLY_FASTER
+    best: tuple[str, float] | None = None
+    for name in ADAPTERS:
+        adapter = tools.find_adapter(name)
+        if name == plan.engine or not adapter.is_launched:
+            continue
+        engine = request.recipe.engine.model_copy(update={"name": name, "version": ""})
+        recipe = request.recipe.model_copy(update={"engine": engine})
+        attempt, reason = try_candidate(request.model_copy(update={"recipe": recipe, "engine_version": None}), adapter)
+        if attempt is not None and not reason and attempt.prediction.decode_tps > max(least, best[1] if best else 0.0):
+            best = (name, attempt.prediction.decode_tps)
+    return best

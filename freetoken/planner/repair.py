@@ -105,11 +105,11 @@ def _releases(request: PlanRequest) -> Iterator[dict[str, Any]]:
 
 def _most_kv(request: PlanRequest, adapter: EngineAdapter) -> Iterator[dict[str, Any]]:
     """The largest KV cache below the one that the recipe fixes: `auto` would give no more than the workload needs."""
-    wanted, needed = request.recipe.settings.kv_tokens, request.recipe.workload.kv_tokens
-    if not isinstance(wanted, int):
+    fixed, needed = request.recipe.settings.kv_tokens, request.recipe.workload.kv_tokens
+    if not isinstance(fixed, int):
         return
     # More than every request's whole context helps nobody.
-    wanted = min(wanted, request.shape.max_position_tokens * request.recipe.workload.concurrency + KV_STEP_TOKENS)
+    wanted = min(fixed, request.shape.max_position_tokens * request.recipe.workload.concurrency + KV_STEP_TOKENS)
     if wanted - needed < 2 * KV_STEP_TOKENS:
         return
     low, high = needed // KV_STEP_TOKENS, wanted // KV_STEP_TOKENS  # in steps: fits perhaps, does not fit

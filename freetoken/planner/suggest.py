@@ -43,6 +43,8 @@ class Suggestion(PlannerModel):
     repo: str
     quantization: str
     engine: str
+    #: False where this version plans for the engine and does not start it.
+    is_launched: bool = True
     parameters: int
     active_parameters: int
     decode_tps: float
@@ -83,13 +85,15 @@ def suggest(candidates: Iterable[Candidate], hardware_name: str, workload: str, 
 
     `options` is what a command needs to plan for the same machine again.
     """
-    best: dict[str, tuple[float, Suggestion]] = {}
+    best: dict[str, tuple[tuple[bool, float], Suggestion]] = {}
     nearest: dict[str, tuple[tuple[bool, float], Unsuitable]] = {}
     for candidate in candidates:
         for adapter, request in candidate.requests:
             attempt, reason = try_candidate(request, adapter)
             if attempt is not None and not reason:
-                cost, found = score(request, attempt.prediction), _describe(candidate, adapter, attempt, options)
+                # What can only be planned gives way to whatever can be started, however fast it would be.
+                cost = (not adapter.is_launched, score(request, attempt.prediction))
+                found = _describe(candidate, adapter, attempt, options)
                 best[candidate.family] = min(best.get(candidate.family, (cost, found)), (cost, found), key=_cost)
                 continue
             known = Unsuitable(model=candidate.family, checkpoint=candidate.name, engine=adapter.name, reason=reason)
@@ -161,6 +165,7 @@ def _describe(candidate: Candidate, adapter: EngineAdapter, attempt: Attempt, op
         repo=candidate.repo,
         quantization=candidate.shape.quantization,
         engine=adapter.name,
+        is_launched=adapter.is_launched,
         parameters=total,
         active_parameters=active,
         decode_tps=prediction.decode_tps,

@@ -21,6 +21,11 @@ MODULE = (
 LLAMA = "llama-server -m qwen3.6-35b-a3b-q4_k_m.gguf -ngl 999 -c 4096 -t 8 --no-mmap"
 VLLM = "vllm serve Qwen/Qwen3.6-35B-A3B --gpu-memory-utilization 0.85 --max-model-len 8192"
 
+NO_CONTEXT = (
+    "the command names no context: the workload is `chat-2k`, 2,048 tokens; name another such as `agent-8k`, since KV "
+    "cache is planned for it"
+)
+
 
 def read(command):
     parsed = parse_command(command)
@@ -52,8 +57,17 @@ def test_the_upstream_command_becomes_a_recipe_that_plans():
 
 
 def test_slots_that_are_enough_for_the_overlap_need_no_note():
-    assert read(UPSTREAM)[0].notes == ()
-    assert "needs 512" in read(UPSTREAM.replace("--moe-cache-size 512", "--moe-cache-size 511"))[0].notes[0]
+    assert read(UPSTREAM)[0].notes == (NO_CONTEXT,)
+    assert "needs 512" in read(UPSTREAM.replace("--moe-cache-size 512", "--moe-cache-size 511"))[0].notes[1]
+
+
+def test_where_tensors_lie_is_left_to_the_planner_and_said():
+    parsed, recipe = read("llama-server -m x.gguf -c 8192 -ot '.ffn_.*_exps.=CPU' --override-tensor a=CUDA0")
+    assert recipe.engine.extra_args == ()
+    words = "where tensors lie is the planner's to decide (`settings.cpu_layers`)"
+    assert [one for one in parsed.notes if "settings.cpu_layers" in one] == [
+        f"`-ot`: {words}; .ffn_.*_exps.=CPU is left out", f"`--override-tensor`: {words}; a=CUDA0 is left out",
+    ]  # fmt: skip
 
 
 def test_the_module_command_plans_with_the_overlap_off_and_says_so():
@@ -181,6 +195,7 @@ def test_sizes_with_units_are_those_of_the_engine():
 def test_a_type_of_cache_that_no_recipe_has_is_told():
     parsed, recipe = read("llama-server -m x.gguf -ctk q4_0")
     assert parsed.notes == (
+        NO_CONTEXT,
         "a KV cache of type `q4_0` is not something a recipe can say; the model's own type is taken",
     )
     assert recipe.settings.kv_dtype == "model"
@@ -219,6 +234,7 @@ def test_variables_that_a_recipe_says_otherwise_or_not_at_all_are_told():
     assert parsed.notes == (
         "`CUDA_VISIBLE_DEVICES=1,2`: one GPU serves a recipe; 1 is taken",
         "`$WHERE/x` holds a variable of the shell, whose value is not known here: put it there",
+        NO_CONTEXT,
     )
 
 

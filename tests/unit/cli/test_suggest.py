@@ -36,12 +36,31 @@ def test_a_bigger_card_runs_more_and_each_model_faster(ft_json):
     assert "qwen3-30b-a3b" in speeds[2]
 
 
-def test_24_gb_hold_a_whole_gguf_and_that_beats_slots(ft_json):
+def test_what_can_be_started_comes_before_what_can_only_be_planned(ft_json, ft):
     _, found = suggest(ft_json, "--gpu", "RTX 4090", "--ram", "64GiB")
-    best = found.suggestions[0]
-    assert (best.checkpoint, best.engine, best.limited_by) == ("qwen3.6-35b-a3b-q4_k_m", "llamacpp", "vram")
+    best = next(one for one in found.suggestions if one.model == "qwen3.6-35b-a3b")
+    assert (best.engine, best.is_launched, best.limited_by) == ("freetoken", True, "vram")
     assert best.parameters == pytest.approx(35e9, rel=0.03)
     assert best.active_parameters == pytest.approx(3e9, rel=0.25)
+    options = ("--gpu", "RTX 4090", "--ram", "64GiB")
+    _, only = suggest(ft_json, *options, "--engine", "llamacpp")
+    gguf = next(one for one in only.suggestions if one.model == "qwen3.6-35b-a3b")
+    assert (gguf.checkpoint, gguf.is_launched) == ("qwen3.6-35b-a3b-q4_k_m", False)
+    assert gguf.decode_tps > best.decode_tps
+    _, out, _ = ft("plan", "--suggest", *options, "--engine", "llamacpp")
+    assert "llamacpp (plan only)" in out
+    assert "GGUF (q4_k, q6_k, q8_0)" in out
+
+
+def test_a_model_without_an_engine_is_told_of_a_faster_one(ft):
+    where = ("--profile", "rtx-3060-laptop-6gb")
+    code, _, err = ft("plan", "qwen3.6-35b-a3b-nvfp4", *where)
+    assert code == 0
+    assert "note: engine `freetoken` would run it at " in err
+    assert err.rstrip().endswith("tok/s predicted: `--engine freetoken`")
+    for chosen in (("--engine", "native"), ("--set", "engine.name=native")):
+        assert "would run it" not in ft("plan", "qwen3.6-35b-a3b-nvfp4", *where, *chosen)[2]
+    assert "would run it" not in ft("plan", "demo", *where)[2]
 
 
 def test_suggestions_are_ranked_fit_and_name_no_model_twice(ft_json):
