@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from freetoken.engine.sampler import SamplingParams
 from freetoken.errors import DoesNotFitError, FtError
 
-#: `stop` = a stop token, `length` = max_tokens reached, `cancelled` = the asker gave up, `error` = see `handle.error`.
+#: `stop` = a stop token or `RequestHandle.end`, `length` = max_tokens reached, `cancelled` = the asker gave up,
+#: `error` = see `handle.error`.
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -74,6 +75,8 @@ class RequestHandle:
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
         self.is_cancelled = False
+        #: The asker has what it wanted: what is cancelled then was completed.
+        self.is_enough = False
         #: Called from the engine's thread after every change; must not block.
         self.listener: Callable[[], None] | None = None
         #: Called by `cancel`, so that the engine need not be in the middle of a wait to notice.
@@ -113,6 +116,11 @@ class RequestHandle:
         """Ends the generation at the next step and gives its KV back; harmless when it is over."""
         self.is_cancelled = True
         self.wake_engine()
+
+    def end(self) -> None:
+        """As `cancel`, for an asker that has all it wanted, as after a stop string: it ends with `stop`."""
+        self.is_enough = True
+        self.cancel()
 
     def push(self, token_id: int, *, is_visible: bool) -> None:
         """The engine's side: one more token."""

@@ -302,7 +302,7 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         for sequence in [one for one in self._running if one.handle.is_cancelled]:
-            self._finish(sequence, "cancelled")
+            self._finish(sequence, "stop" if sequence.handle.is_enough else "cancelled")
         with self._changed:
             for handle in [one for one in self._waiting if one.is_cancelled]:
                 self._waiting.remove(handle)

@@ -56,7 +56,10 @@ class TextStream:
         try:
             while True:
                 ids, is_finished = self.handle.take()
-                if text := self._scanner.add(self._detokenizer.add(ids)):
+                text = self._scanner.add(self._detokenizer.add(ids))
+                if self._scanner.is_stopped:
+                    self.handle.end()
+                if text:
                     yield text
                 if self._scanner.is_stopped:
                     return

@@ -174,6 +174,19 @@ def test_cancelling_frees_the_kv_and_lets_the_next_one_in(make_engine: Any) -> N
     assert (stats.kv_used_tokens, stats.cancelled, stats.completed) == (0, 2, 1)
 
 
+def test_a_request_whose_asker_has_enough_ends_as_completed(make_engine: Any) -> None:
+    engine = make_engine(kv_tokens=64, max_running_requests=1)
+    gate = Gate(engine)
+    enough = ask(engine, PROMPTS[0], 50)
+    gate.wait()
+    enough.end()
+    gate.open()
+    assert enough.wait(30)
+    assert (enough.finish_reason, len(list(enough))) == ("stop", 1)
+    stats = engine.stats()
+    assert (stats.kv_used_tokens, stats.cancelled, stats.completed) == (0, 0, 1)
+
+
 def test_an_error_in_one_request_leaves_the_engine_serving(model: Any, make_engine: Any) -> None:
     engine = make_engine()
     real = engine._forward.run
