@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from freetoken.errors import UsageError
 from freetoken.server.generation import run_while_connected
-from freetoken.server.openai_api import ChatAnswer, note_entry, start_chat
+from freetoken.server.openai_api import ChatAnswer, encode_chat, note_entry, start_chat
 from freetoken.server.output import Piece
 from freetoken.server.schemas import ChatBody, CountBody, MessagesBody
 from freetoken.server.sse import format_event, make_stream
@@ -21,6 +20,8 @@ from freetoken.server.state import ServerState
 from freetoken.server.text import join_parts
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+#: Texts of more tokens than so many contexts hold are not counted.
+_COUNTED_CONTEXTS = 16
 
 
 def make_router(state: ServerState) -> APIRouter:
@@ -30,16 +31,20 @@ def make_router(state: ServerState) -> APIRouter:
     @router.post("/v1/messages", response_model=None)
     async def messages(request: Request, body: MessagesBody) -> Response:
         entry = note_entry(request, state, body.stream)
-        answer = await start_chat(state, make_chat_body(body), entry)
+        answer = await start_chat(state, make_chat_body(body), entry, request.scope.get("ft.body_bytes", 0))
         if body.stream:
             return make_stream(_stream(answer), request.url.path, entry)
         return JSONResponse(await run_while_connected(request, _whole(answer)))
 
     @router.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountBody) -> dict[str, int]:
+    async def count_tokens(request: Request, body: CountBody) -> dict[str, int]:
         chat, codec = make_chat_body(body), state.codec
-        text = await asyncio.to_thread(codec.render_chat, chat.messages, chat.offered_tools, chat.template_options)
-        return {"input_tokens": len(await asyncio.to_thread(codec.encode_rendered, text))}
+        chat.refuse_unsupported()
+        # Whether it fits is what the client wants to find out: a count of more than that is an answer too.
+        most = _COUNTED_CONTEXTS * state.engine.context_limit
+        size = request.scope.get("ft.body_bytes", 0)
+        _, ids = await state.run_aside(size, lambda: encode_chat(codec, chat, most))
+        return {"input_tokens": len(ids)}
 
     return router
 
@@ -69,6 +74,8 @@ def _convert_message(message: dict[str, Any]) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": role, "content": content or ""}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise UsageError("`content` of a message must be a text or a list of blocks (objects with a `type`)")
     texts, calls, results = [], [], []
     for block in content:
         kind = block.get("type")

@@ -1,4 +1,4 @@
-"""The ASGI application: all endpoints, the API key, the ring of requests."""
+"""The ASGI application: all endpoints, the API key, the limit of bodies, the ring of requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from freetoken import __version__
 from freetoken.server import anthropic_api, control_api, openai_api
+from freetoken.server.body import BodyLimit
 from freetoken.server.errors import ApiError, add_handlers, make_response
 from freetoken.server.state import RequestEntry, ServerState
 
@@ -23,7 +24,7 @@ def make_app(state: ServerState) -> Any:
     add_handlers(app)
     for module in (control_api, openai_api, anthropic_api):
         app.include_router(module.make_router(state))
-    return RequestLog(KeyCheck(app, state), state)
+    return RequestLog(KeyCheck(BodyLimit(app), state), state)
 
 
 class KeyCheck:

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from freetoken.server.output import Piece, make_parser
 from freetoken.server.schemas import ChatBody, CompletionBody, GenerateBody
 from freetoken.server.sse import format_event, make_stream
 from freetoken.server.state import RequestEntry, ServerState
+from freetoken.server.text import PromptTooLongError, TextCodec
 
 DONE = "data: [DONE]\n\n"
 
@@ -44,7 +46,7 @@ def make_router(state: ServerState) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, body: ChatBody) -> Response:
         entry = note_entry(request, state, body.stream)
-        answer = await start_chat(state, body, entry)
+        answer = await start_chat(state, body, entry, request.scope.get("ft.body_bytes", 0))
         if body.stream:
             events = _stream_chat(answer, include_usage=body.wants_usage)
             return make_stream(events, request.url.path, entry)
@@ -106,13 +108,16 @@ class ChatAnswer:
         return piece
 
 
-async def start_chat(state: ServerState, body: ChatBody, entry: RequestEntry | None) -> ChatAnswer:
+async def start_chat(
+    state: ServerState, body: ChatBody, entry: RequestEntry | None, body_bytes: int = 0
+) -> ChatAnswer:  # fmt: skip
     """Renders, encodes and submits. Raises UsageError, ContextTooLongError, ApiError."""
     codec = state.serving_codec
     body.refuse_unsupported()
     tools = body.offered_tools
-    prompt = await asyncio.to_thread(codec.render_chat, body.messages, tools, body.template_options)
-    ids = await asyncio.to_thread(codec.encode_rendered, prompt)
+    prompt, ids = await state.run_aside(
+        body_bytes, lambda: encode_chat(codec, body, state.serving_engine.context_limit)
+    )
     request = make_request(
         state,
         ids,
@@ -123,6 +128,14 @@ async def start_chat(state: ServerState, body: ChatBody, entry: RequestEntry | N
     )
     stream = TextStream(state, request, body.stops, skip_special=not codec.speaks_harmony, entry=entry)
     return ChatAnswer(state, stream, prompt, tools)
+
+
+def encode_chat(codec: TextCodec, body: ChatBody, most_tokens: int) -> tuple[str, list[int]]:
+    """(the rendered prompt, its ids). Raises UsageError."""
+    if len(body.messages) > most_tokens:
+        raise PromptTooLongError(f"{len(body.messages):,} messages have a token each at least", most_tokens)
+    prompt = codec.render_chat(body.messages, body.offered_tools, body.template_options)
+    return prompt, codec.encode_rendered(prompt, most_tokens)
 
 
 async def _whole_chat(answer: ChatAnswer) -> dict[str, Any]:
@@ -166,7 +179,8 @@ async def _start_completions(state: ServerState, body: CompletionBody, entry: Re
     codec = state.serving_codec
     body.refuse_unsupported()
     sampling = make_sampling(state, body)
-    ids = [await asyncio.to_thread(codec.encode, prompt) for prompt in body.prompts]
+    most = state.serving_engine.context_limit
+    ids = [await state.run_aside(len(one), partial(codec.encode, one, most)) for one in body.prompts]
     requests = [
         make_request(
             state, one, body.max_tokens, sampling, ignore_eos=body.ignore_eos, stop_token_ids=body.stop_token_ids
@@ -222,7 +236,8 @@ async def _start_greedy(state: ServerState, body: GenerateBody, entry: RequestEn
     codec = state.serving_codec
     from freetoken.engine.sampler import SamplingParams
 
-    ids = await asyncio.to_thread(codec.encode, body.prompt)
+    most = state.serving_engine.context_limit
+    ids = await state.run_aside(len(body.prompt), lambda: codec.encode(body.prompt, most))
     request = make_request(state, ids, body.max_tokens, SamplingParams(), ignore_eos=body.ignore_eos)
     return TextStream(state, request, entry=entry)
 

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from freetoken.errors import UsageError
 
+#: Prompts of one request: more could not be queued.
+MOST_PROMPTS = 1024
+
 
 class Body(BaseModel):
     """Base: unknown fields ignored."""
@@ -104,6 +107,10 @@ class ChatBody(SamplingFields):
     def refuse_unsupported(self) -> None:
         """Raises UsageError naming what this engine does not do."""
         super().refuse_unsupported()
+        for tool in self.tools or ():
+            function = tool.get("function", tool)
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise UsageError("every one of `tools` needs a `function` with a `name`")
         if self.functions or self.function_call:
             raise UsageError("`functions` and `function_call` are not supported, use `tools`")
         if self.response_format is not None and self.response_format.get("type") not in (None, "text"):
@@ -139,6 +146,8 @@ class CompletionBody(SamplingFields):
             return [self.prompt]
         if not self.prompt or not all(isinstance(one, str) for one in self.prompt):
             raise UsageError("`prompt` must be a text or a list of texts; token ids are not supported")
+        if len(self.prompt) > MOST_PROMPTS:
+            raise UsageError(f"`prompt` is a list of {len(self.prompt):,}, at most {MOST_PROMPTS} are taken at once")
         if self.stream and len(self.prompt) > 1:
             raise UsageError(f"`prompt` is a list of {len(self.prompt)}, only one prompt can be streamed")
         return [str(one) for one in self.prompt]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
     from freetoken.engine.scheduler import Engine
     from freetoken.server.text import TextCodec
 
+T = TypeVar("T")
+
 RING_SIZE = 512
+#: Bytes of a request from which on its text is put into tokens behind the others of its size.
+LARGE_BYTES = 1 << 17
 
 
 class ServerOptions(BaseModel):
@@ -94,6 +100,7 @@ class ServerState:
         self.phase, self.done_bytes, self.total_bytes = "other", 0, 0
         self.error: str | None = None
         self.ring = RequestRing()
+        self._large = ThreadPoolExecutor(1, "ft-encode")
         self._ready_at: float | None = None
         self._engine: Engine | None = None
         self._codec: TextCodec | None = None
@@ -143,6 +150,15 @@ class ServerState:
         """The tokenizer, for requests that generate. Raises ApiError (503) like `serving_engine`."""
         _ = self.serving_engine
         return self.codec
+
+    async def run_aside(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work` on `size` bytes of text, off the event loop.
+
+        Large texts wait for each other: their memory is needed once, and threads are left for the small ones.
+        """
+        if size < LARGE_BYTES:
+            return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._large, work)
 
     @property
     def uptime_s(self) -> int:

@@ -12,6 +12,18 @@ from freetoken.errors import BadFileError, UsageError
 
 #: A UTF-8 character has at most 4 bytes; what is still broken after this many tokens will not become whole.
 _MAX_PENDING_TOKENS = 8
+#: Characters of a text for each token of the context that are encoded to see whether the rest is worth it.
+_PROBED_CHARACTERS = 8
+
+
+class PromptTooLongError(UsageError):
+    """A prompt that cannot fit, found before it was put into tokens as a whole."""
+
+    def __init__(self, why: str, most_tokens: int) -> None:
+        super().__init__(
+            f"prompt is too long: {why}, more than the {most_tokens:,} that fit (prompt + generation)",
+            hint="shorten the prompt, or give the engine more KV",
+        )
 
 
 class TextCodec:
@@ -22,16 +34,28 @@ class TextCodec:
         # Encoding runs in worker threads, and a fast tokenizer may be set up anew by each call.
         self._lock = threading.Lock()
         self.vocabulary: dict[str, int] = tokenizer.get_vocab()
+        #: No token stands for more bytes of text: vocabularies write a byte as one character at least.
+        self.longest_token_bytes = max((len(text.encode()) for text in self.vocabulary), default=1)
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if (backend := self._backend) is not None:
+            # A file may ask to cut or fill texts, which `transformers` undoes with every call.
+            backend.no_truncation()
+            backend.no_padding()
+            if backend.normalizer is not None:
+                # What is composed or folded first can lose three bytes of four.
+                self.longest_token_bytes *= 4
 
     @property
     def speaks_harmony(self) -> bool:
         """Whether the model marks channels with special tokens, as the gpt-oss family does."""
         return {"<|channel|>", "<|message|>", "<|end|>"} <= self.vocabulary.keys()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the tokenizer puts around one (a BOS where it has one)."""
-        with self._lock:
-            ids = list(self.tokenizer(text)["input_ids"])
+    def encode(self, text: str, most_tokens: int | None = None) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the tokenizer puts around one (a BOS where it has one).
+
+        With `most_tokens`, a text that is certain to have more raises PromptTooLongError before it costs anything.
+        """
+        ids = self._encode(text, most_tokens, add_special=True)
         if not ids:
             raise UsageError("the prompt is empty: it has no tokens")
         return ids
@@ -57,13 +81,43 @@ class TextCodec:
             raise UsageError(f"could not encode request: {type(error).__name__}: {error}") from error
         return str(text)
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a rendered chat prompt, which already holds its special tokens."""
-        with self._lock:
-            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def encode_rendered(self, text: str, most_tokens: int | None = None) -> list[int]:
+        """Ids of a rendered chat prompt, which already holds its special tokens; `most_tokens` as for `encode`."""
+        ids = self._encode(text, most_tokens, add_special=False)
         if not ids:
             raise UsageError("the chat template made an empty prompt of these messages")
         return ids
+
+    def _encode(self, text: str, most_tokens: int | None, *, add_special: bool) -> list[int]:
+        size = _count_bytes(text)
+        if most_tokens is not None:
+            self._refuse_hopeless(text, size, most_tokens)
+        return self._make_ids(text, add_special=add_special)
+
+    def _refuse_hopeless(self, text: str, size: int, most_tokens: int) -> None:
+        """By its bytes alone; else by its beginning, since a text of an ordinary kind has a few bytes a token."""
+        least = -(-size // self.longest_token_bytes)
+        if least > most_tokens:
+            longest = self.longest_token_bytes
+            raise PromptTooLongError(
+                f"{size:,} bytes are {least:,} tokens at least, as none holds more than {longest:,} bytes", most_tokens
+            )
+        length = _PROBED_CHARACTERS * most_tokens
+        while 2 * length < len(text):
+            count = len(self._make_ids(text[:length], add_special=False))
+            # Where the text is cut a word may fall into more tokens than it has.
+            if count > most_tokens + most_tokens // 8 + 64:
+                raise PromptTooLongError(
+                    f"the first {length:,} of its {len(text):,} characters are {count:,} tokens", most_tokens
+                )
+            length *= 4
+
+    def _make_ids(self, text: str, *, add_special: bool) -> list[int]:
+        if self._backend is not None:
+            # As the call below, but with the interpreter free for others, and without what nobody here asks for.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
+        with self._lock:
+            return list(self.tokenizer(text, add_special_tokens=add_special)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, spaces as they are."""
@@ -97,6 +151,17 @@ def load_codec(folder: Path) -> TextCodec:
         raise BadFileError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
 
 
+def _count_bytes(text: str) -> int:
+    """Bytes of `text` as UTF-8. Raises UsageError for half a surrogate pair, which JSON can carry and UTF-8 cannot."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        found = f"\\u{ord(text[error.start]):04x}"
+        raise UsageError(
+            f"the prompt is no Unicode text: character {error.start:,} is half a surrogate pair (`{found}`)"
+        ) from error
+
+
 def _prepare_message(message: dict[str, Any]) -> dict[str, Any]:
     """`message` as templates want it: content as one string, tool arguments as mappings, `developer` as `system`."""
     prepared = {key: value for key, value in message.items() if value is not None}
@@ -126,6 +191,8 @@ def join_parts(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise UsageError(f"`content` is {_kind(content)}, expected a text or a list of parts")
     texts = []
     for part in content:
         if isinstance(part, str):
@@ -133,9 +200,22 @@ def join_parts(content: Any) -> str:
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            kind = part.get("type") if isinstance(part, dict) else _kind(part)
             raise UsageError(f"content of type `{kind}` is not supported, this engine takes text")
     return "".join(texts)
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls `value`."""
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        type(None): "null",
+    }
+    return names.get(type(value), "a number")
 
 
 class Detokenizer:

@@ -15,6 +15,9 @@ import pytest
 
 from freetoken.adapters.control import ControlClient
 from freetoken.engine.scheduler import Engine
+from freetoken.server.body import MAX_BYTES
+from freetoken.server.state import LARGE_BYTES
+from freetoken.server.text import TextCodec
 from tests.fakes.http_server import serve
 from tests.fakes.stock_text import Parrot, make_codec, make_parrot_engine
 
@@ -28,14 +31,16 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 class Served:
     """A server around a parrot that counts as fast as it can, two requests at a time."""
 
-    def __init__(self, url: str, engine: Engine) -> None:
-        self.url, self.engine = url, engine
+    def __init__(self, url: str, engine: Engine, codec: TextCodec) -> None:
+        self.url, self.engine, self.codec = url, engine, codec
         self.parrot: Parrot = engine.loaded.model
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
         self.control = ControlClient(url)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, trust_env=False, timeout=120)
+        # As ASCII, in which half a surrogate pair can be written too.
+        headers = {"content-type": "application/json"}
+        return httpx.post(self.url + path, content=json.dumps(body), headers=headers, trust_env=False, timeout=120)
 
     def used_tokens(self) -> int:
         kv = self.control.stats().kv
@@ -48,7 +53,7 @@ def module_server() -> Iterator[Served]:
     codec = make_codec()
     engine = make_parrot_engine(codec)
     with serve(engine, codec) as (url, _):
-        yield Served(url, engine)
+        yield Served(url, engine, codec)
 
 
 @pytest.fixture
@@ -184,6 +189,20 @@ def test_a_stop_string_ends_the_text_exactly_before_it(server: Served, stream: b
     assert wait_until(lambda: server.used_tokens() == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_a_stop_string_ended_counts_as_completed(server: Served, stream: bool) -> None:
+    def count() -> tuple[int, int]:
+        found = server.control.stats().requests.model_dump()
+        return found["completed"], found["cancelled"]
+
+    completed, cancelled = count()
+    server.parrot.delay_s = 0.005
+    body = {"prompt": "say [[one STOP " + "x" * 200 + "]]", "stop": ["STOP"], "max_tokens": 300, "stream": stream}
+    assert server.post("/v1/completions", body).status_code == 200
+    assert wait_until(lambda: sum(count()) == completed + cancelled + 1)
+    assert count() == (completed + 1, cancelled)
+
+
 def test_max_tokens_ends_with_length_and_ignore_eos_goes_on(server: Served) -> None:
     cut = server.openai.completions.create(model="parrot", prompt="say [[abcdef]]", max_tokens=3)
     assert (cut.choices[0].text, cut.choices[0].finish_reason) == ("abc", "length")
@@ -222,12 +241,120 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(server: Served
     ("/v1/completions", {"prompt": "x", "temperature": -1}, 422, "`temperature`"),
     ("/generate", {"prompt": "x", "max_tokens": 0}, 400, "`max_tokens` is 0"),
     ("/v1/nothing", {}, 404, "Not Found: POST /v1/nothing"),
+    ("/v1/completions", {"prompt": ["x"] * 1025}, 400, "`prompt` is a list of 1,025, at most 1024 are taken at once"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "`content` is a number, expected"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": "x"}}]}, 400, "`content` is an object"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": []}}]},
+     400, "every one of `tools` needs a `function` with a `name`"),
 ])  # fmt: skip
 def test_errors_have_openais_shape_and_a_sentence(server: Served, path: str, body: Any, code: int, words: str) -> None:
     answer = server.post(path, body)
     assert answer.status_code == code
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     assert words in answer.json()["error"]["message"]
+
+
+HALF = "ab\ud800"
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/generate")
+
+
+def ask(path: str, text: str) -> dict[str, Any]:
+    chat = {"messages": [{"role": "user", "content": text}]}
+    return {"max_tokens": 1} | ({"prompt": text} if path in ("/v1/completions", "/generate") else chat)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/messages/count_tokens"])
+def test_half_a_surrogate_pair_in_a_prompt_is_refused_in_a_sentence(server: Served, path: str) -> None:
+    answer = server.post(path, ask(path, HALF))
+    assert answer.status_code == 400
+    assert "is half a surrogate pair (`\\ud800`)" in answer.json()["error"]["message"]
+
+
+def test_half_a_surrogate_pair_elsewhere_is_told_back_without_harm(server: Served) -> None:
+    answer = server.post("/v1/chat/completions", ask("/v1/chat/completions", "x") | {"response_format": {"type": HALF}})
+    assert answer.json()["error"]["message"] == "`response_format` of type `ab\\ud800` is not supported"
+
+
+@pytest.mark.parametrize("content", [5, ["x"], {"type": "text"}])
+def test_content_of_a_message_that_is_no_list_of_blocks_is_refused(server: Served, content: Any) -> None:
+    answer = server.post("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": content}]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert answer.json()["error"]["message"].startswith("`content` of a message must be a text or a list of blocks")
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    (b'{"prompt": "\xc3\xa9", x}', "the body is no JSON: expecting property name enclosed in double quotes at byte 17"),
+    (b"", "`body`: Field required"),
+    (b'{"prompt": "\xff"}', "the body is no JSON that can be read: it is no UTF-8 text at byte 12"),
+    (b"[" * 200_000, "the body is no JSON that can be read: it is nested too deep"),
+])  # fmt: skip
+def test_a_body_that_is_no_json_is_told_with_the_place(server: Served, body: bytes, words: str) -> None:
+    for path in PATHS:
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(server.url + path, content=body, headers=headers, trust_env=False)
+        assert answer.status_code in (400, 422)
+        assert answer.json()["error"]["message"] == words
+
+
+def test_a_body_of_another_kind_is_told_what_to_send(server: Served) -> None:
+    answer = httpx.post(server.url + "/generate", data={"prompt": "x"}, trust_env=False)
+    assert answer.json()["error"]["message"] == (
+        "the body is sent as `application/x-www-form-urlencoded`; send it with `Content-Type: application/json`"
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_body_beyond_the_limit_is_refused_with_the_numbers(server: Served, path: str, is_announced: bool) -> None:
+    size = MAX_BYTES + 1
+    pieces = [b"x" * 65536] * (MAX_BYTES // 65536) + [b"x"]
+    content: Any = b"".join(pieces) if is_announced else iter(pieces)
+    answer = httpx.post(server.url + path, content=content, trust_env=False, timeout=120)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"] == (
+        f"the body is too large: {'' if is_announced else 'at least '}{size:,} bytes, at most {MAX_BYTES:,} are taken"
+    )
+    assert answer.json()["error"]["type"] == "request_too_large"
+    assert server.openai.completions.create(model="parrot", prompt="say [[fine]]").choices[0].text == "fine"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_that_cannot_fit_by_its_bytes_is_never_put_into_tokens(
+    server: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.codec, "_make_ids", lambda *_, **__: pytest.fail("the text was put into tokens"))
+    longest, tokens = server.codec.longest_token_bytes, server.engine.pool.tokens
+    answer = server.post(path, ask(path, "x" * 8_000_000))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    message = answer.json()["error"]["message"]
+    assert message.startswith("prompt is too long: 8,000,0")
+    assert f" tokens at least, as none holds more than {longest} bytes, more than the {tokens:,} that fit" in message
+
+
+def test_small_requests_are_served_while_a_large_text_is_put_into_tokens(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+    encode = server.codec.encode
+
+    def wait(text: str, most_tokens: int | None = None) -> list[int]:
+        if len(text) >= LARGE_BYTES:
+            begun.set()
+            assert done.wait(60)
+        return encode(text, most_tokens)
+
+    monkeypatch.setattr(server.codec, "encode", wait)
+    large = {"prompt": "x" * LARGE_BYTES, "max_tokens": 1}
+    # As many as there are threads for the small ones, if they were to use the same.
+    with ThreadPoolExecutor(40) as pool:
+        answers = [pool.submit(server.post, "/v1/completions", large) for _ in range(40)]
+        try:
+            assert begun.wait(60)
+            for path in PATHS:
+                assert server.post(path, ask(path, "x")).status_code == 200
+        finally:
+            done.set()
+        assert {one.result(60).status_code for one in answers} == {400}
 
 
 def test_running_out_of_memory_fails_that_request_alone(server: Served) -> None:

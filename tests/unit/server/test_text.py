@@ -4,9 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
 from freetoken.errors import BadFileError, UsageError
-from freetoken.server.text import Detokenizer, StopScanner, TextCodec, load_codec, longest_partial
+from freetoken.paths import package_data
+from freetoken.server.text import (
+    Detokenizer,
+    PromptTooLongError,
+    StopScanner,
+    TextCodec,
+    load_codec,
+    longest_partial,
+)
 from tests.fakes.stock_text import make_codec
 
 TEXT = "naïve 北京 🎉🎉 e\u0301\n<think>x</think>"
@@ -131,3 +140,54 @@ def test_a_tokenizer_is_loaded_from_its_files_also_with_a_class_nobody_knows(cod
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match="the tokenizer cannot be loaded"):
         load_codec(tmp_path)
+
+
+def test_ids_are_those_of_the_tokenizers_own_call(codec: TextCodec) -> None:
+    text = TEXT + "<|im_start|> a<|im_end|>"
+    assert codec.encode(text) == codec.tokenizer(text)["input_ids"]
+    demo = load_codec(package_data("demo-moe"))
+    assert demo.encode(text) == demo.tokenizer(text)["input_ids"]
+    assert demo.encode_rendered(text) == demo.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_tokenizer_file_that_cuts_texts_cuts_none_here() -> None:
+    tokenizer = make_codec().tokenizer
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    assert len(TextCodec(tokenizer).encode("x" * 10)) == 10
+
+
+def test_a_prompt_is_refused_by_its_bytes_or_its_beginning_and_else_by_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec = make_codec()
+    seen: list[int] = []
+    make_ids = codec._make_ids
+
+    def note(text: str, *, add_special: bool) -> list[int]:
+        seen.append(len(text))
+        return make_ids(text, add_special=add_special)
+
+    monkeypatch.setattr(codec, "_make_ids", note)
+    codec.longest_token_bytes = 100
+    with pytest.raises(PromptTooLongError, match="10,001 bytes are 101 tokens at least"):
+        codec.encode("x" * 10_001, 100)
+    assert seen == []
+    with pytest.raises(PromptTooLongError, match="the first 800 of its 10,000 characters are 800 tokens, more than"):
+        codec.encode("x" * 10_000, 100)
+    assert seen == [800]
+    # What is just too long is the engine's to refuse, which knows how much is to be generated.
+    assert len(codec.encode("x" * 1600, 100)) == 1600
+    assert len(codec.encode("<|endoftext|>" * 99, 100)) == 99
+
+
+def test_a_token_is_taken_for_at_least_as_long_as_any_text_it_can_stand_for() -> None:
+    demo = load_codec(package_data("demo-moe"))
+    special = set(demo.tokenizer.all_special_ids)
+    ids = [one for one in demo.vocabulary.values() if one not in special]
+    # A single id may be a part of a character, and is then shown as one that stands for any.
+    texts = [text for one in ids if "\ufffd" not in (text := demo.decode([one]))]
+    assert len(texts) > 3000
+    assert max(len(text.encode()) for text in texts) <= demo.longest_token_bytes
+    demo.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    assert TextCodec(demo.tokenizer).longest_token_bytes == 4 * demo.longest_token_bytes
