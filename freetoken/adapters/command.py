@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from freetoken.recipe.model import Recipe
 
 TABLES: dict[str, CommandTable] = {one.engine: one for one in (NATIVE, FREETOKEN, LLAMACPP, VLLM)}
-KNOWN = "known: `ft serve`, `python -m freetoken`, `llama-server`, `vllm serve`"
+KNOWN = "known: `ft serve`, `python -m freetoken`, `llama-server`, `vllm serve`, `docker run` of either"
 #: Variables whose value is a secret by their name.
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIALS?)($|_)", re.I)
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+#: What runs an image, and images whose arguments are those of the engine's server.
+_CONTAINERS = ("docker", "podman")
+_IMAGE = re.compile(r"(^|/)(vllm-openai(-\w+)?|llama\.cpp|llama-server)([:@]|$)")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 #: Tokens of the answer that a workload made from a context length leaves room for, at most.
 _ANSWER_TOKENS = 512
@@ -47,6 +50,9 @@ def parse_command(command: str | Sequence[str]) -> ParsedCommand:
     parsed = parse_arguments(table, arguments)
     fields, notes = dict(parsed.fields), [*chosen.notes]
     notes += _read_environment(chosen.env, fields)
+    if PurePath(chosen.words[0]).name in _CONTAINERS:
+        own = chosen.words[1 : 1 + (_find_image(chosen.words[1:]) or 0)]
+        notes.append(f"left out, since `ft` runs no container: `{shlex.join(own)}`")
     if "model" not in fields:
         raise UsageError("the command line names no model")
     notes += [
@@ -88,6 +94,13 @@ def _read_environment(env: dict[str, str], fields: Fields) -> Iterator[str]:
         fields["engine.env"] = kept
 
 
+def _find_image(words: Sequence[str]) -> int | None:
+    """Where in `docker run ... IMAGE ...` the image of an engine's server stands; None where there is none."""
+    if "run" not in words:
+        return None
+    return next((at for at, one in enumerate(words) if _IMAGE.search(one) and not one.startswith("-")), None)
+
+
 def find_table(words: Sequence[str]) -> tuple[CommandTable, list[str]]:
     """Which engine `words` start, and its arguments. Raises UsageError where they start none."""
     rest = list(words)
@@ -97,6 +110,8 @@ def find_table(words: Sequence[str]) -> tuple[CommandTable, list[str]]:
         program = {"freetoken": "freetoken", "freetoken.cli": "ft", "vllm.entrypoints.openai.api_server": "vllm"}.get(
             module, module
         )
+    if program in _CONTAINERS and (at := _find_image(rest)) is not None:
+        return (VLLM if "vllm" in rest[at] else LLAMACPP), rest[at + 1 :]
     if program == "llama-server":
         return LLAMACPP, rest
     if program == "vllm":

@@ -109,7 +109,7 @@ def _has_too_few_for_overlap(slots: int, model: str) -> bool:
 
 FREETOKEN = CommandTable(
     engine="freetoken",
-    program=("ft", "serve"),
+    program=("python", "-m", "freetoken.cli", "serve"),
     flags=_FLAGS,
     passed={flag: flag not in _BARE for flag in sorted((ALWAYS | ADDED.keys()) - _FLAGS.keys() - {"--help"})},
     model_flag="--model",

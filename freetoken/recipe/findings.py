@@ -23,6 +23,12 @@ _PATTERNS = {
     "serve.api_key_env": "the name of an environment variable",
     "settings.attention": "the name of an attention backend such as `triton`",
 }
+#: What is expected where the list of a union's members would not be understood.
+_IN_WORDS = {"settings.expert_slots": "a count such as `512`, a size such as `3GiB`, or `auto`"}
+#: What to write where something has to be there.
+_MISSING = {"workload": "name one such as `agent-8k`", "model": "e.g. `model: {repo: owner/name}`"}
+#: A text in quotes that YAML would read as something else without them.
+_LOOKS_OTHERWISE = re.compile(r"[-+]?[0-9][0-9_.eE+-]*|true|false|yes|no|on|off|null|~", re.I)
 _KINDS = {
     "int_": "a whole number",
     "float_": "a number",
@@ -62,7 +68,8 @@ def describe_errors(error: ValidationError, tree: Node, model: type[BaseModel]) 
             mark = parent.key_marks.get(str(path[-1]), node.mark)
             told.append((mark.source, mark.line, f"{mark}: {describe_unknown_key(path, model)}"))
         elif one["type"] == "missing" and depth == len(one["loc"]) - 1:
-            sentence = f"{node.mark}: `{dotted(one['loc'])}` is missing"
+            key = dotted(one["loc"])
+            sentence = f"{node.mark}: `{key}` is missing" + (f"; {_MISSING[key]}" if key in _MISSING else "")
             told.append((node.mark.source, node.mark.line, sentence))
         else:
             # A union reports one error for each of its members, all under the same value.
@@ -133,8 +140,9 @@ def _describe_value(path: KeyPath, node: Node, errors: list[Mapping[str, Any]]) 
     if sentences:
         rest = " or " + " or ".join(dict.fromkeys(choices)) if choices and "expected" in sentences[0] else ""
         return f"`{key}`: {sentences[0]}{rest}" if key else sentences[0]
-    expected = " or ".join(dict.fromkeys(choices)) or str(errors[0]["msg"]).lower()
-    return f"`{key}` is {_show(node)}, expected {expected}" if key else f"expected {expected}"
+    expected = _IN_WORDS.get(key) or " or ".join(dict.fromkeys(choices)) or str(errors[0]["msg"]).lower()
+    is_kind = any(one["type"] == "literal_error" or str(one["type"]).endswith("_type") for one in errors)
+    return f"`{key}` is {_show(node, is_kind=is_kind)}, expected {expected}" if key else f"expected {expected}"
 
 
 def _describe_expected(key: str, error: Mapping[str, Any]) -> str:
@@ -149,10 +157,13 @@ def _describe_expected(key: str, error: Mapping[str, Any]) -> str:
     return next((words for start, words in _KINDS.items() if kind.startswith(start)), "")
 
 
-def _show(node: Node) -> str:
+def _show(node: Node, *, is_kind: bool = False) -> str:
+    """The value in words; with `is_kind`, that a number in quotes is a text."""
     if node.is_mapping:
         return "a mapping"
     if isinstance(node.value, list):
         return "a list"
     text = node.text if len(node.text) <= 60 else node.text[:57] + "..."
+    if is_kind and isinstance(node.value, str) and _LOOKS_OTHERWISE.fullmatch(text):
+        return f'the text `"{text}"`'
     return f"`{text}`" if text else "empty"

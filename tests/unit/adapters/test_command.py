@@ -213,6 +213,25 @@ tail -f server.log
 """
 
 
+@pytest.mark.parametrize(("command", "engine", "model"), [
+    ("docker run --gpus all -p 8000:8000 --ipc=host vllm/vllm-openai:latest --model a/b --max-model-len 8192",
+     "vllm", "a/b"),
+    ("sudo docker run --rm -v /models:/models ghcr.io/ggml-org/llama.cpp:server-cuda -m /models/x.gguf -c 8192",
+     "llamacpp", "/models/x.gguf"),
+])  # fmt: skip
+def test_a_container_s_arguments_are_the_engine_s(command: str, engine: str, model: str):
+    parsed, recipe = read(command)
+    assert (recipe.engine.name, recipe.model.repo or recipe.model.path) == (engine, model)
+    assert (recipe.workload.context_tokens, parsed.unknown) == (8192, ())
+    (words,) = [one for one in parsed.notes if "runs no container" in one]
+    assert words.startswith("left out, since `ft` runs no container: `run --")
+
+
+def test_a_container_of_something_else_is_no_engine():
+    with pytest.raises(UsageError, match="`docker` starts no engine"):
+        read("docker run -it ubuntu:24.04 bash")
+
+
 def test_a_whole_script_is_read():
     parsed, recipe = read(SCRIPT)
     assert (recipe.model.path, recipe.settings.kv_tokens) == ("/models/qwen.gguf", 32768)

@@ -63,10 +63,19 @@ def test_all_findings_of_a_file_are_told_at_once_with_line_key_and_what_was_expe
     ]
 
 
+def test_a_number_in_quotes_is_told_as_a_text_and_slots_in_words(write):
+    write("x", 'version: "1"\nname: x\nmodel: {repo: a/b}\nworkload: chat-2k\nsettings: {expert_slots: -3}\n')
+    assert refusal("x") == [
+        'recipes/x.yaml:1: `version` is the text `"1"`, expected 1',
+        "recipes/x.yaml:5: `settings.expert_slots` is `-3`, expected a count such as `512`, a size such as `3GiB`, or "
+        "`auto`",
+    ]
+
+
 def test_what_is_missing_is_named(write):
     write("x", "name: x\nmodel: {}\n")
     assert refusal("x") == [
-        "recipes/x.yaml:1: `workload` is missing",
+        "recipes/x.yaml:1: `workload` is missing; name one such as `agent-8k`",
         "recipes/x.yaml:2: `model` needs exactly one of `repo` and `path`",
     ]
 
