@@ -111,6 +111,15 @@ def _make_error(refusal: Refusal) -> DoesNotFitError:
     from freetoken.cli.render import make_refusal_error
 
     error = make_refusal_error(refusal)
-    if error.hint:
-        error.hint = re.sub(r"--set settings\.(\w+)=", lambda found: f"--{found[1].replace('_', '-')} ", error.hint)
+    error.details = tuple(_as_flags(one) for one in error.details)
+    error.hint = _as_flags(error.hint) if error.hint else None
     return error
+
+
+def _as_flags(words: str) -> str:
+    """Advice for a recipe as advice for `ft serve`, whose flags are left out where a recipe says `auto`."""
+    flags = re.sub(r"--set settings\.(\w+)=", lambda found: f"--{found[1].replace('_', '-')} ", words)
+    flags = re.sub(
+        r"`((?:--[\w-]+ auto ?)+)`", lambda found: "no `" + found[1].replace(" auto", "").strip() + "`", flags
+    )
+    return re.sub(r"( --[\w-]+) auto\b", "", flags).replace(", or `auto`", "")
