@@ -143,3 +143,12 @@ def test_what_does_not_fit_is_refused_with_flags_to_type(no_gpu: None, capsys: p
     error, *_, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: `demo-moe` needs 201 GiB of RAM at its peak (prefill), ")
     assert hint.startswith("hint: `--kv-tokens 8192`")
+
+
+def test_advice_names_flags_of_serve_and_never_auto(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--port", "0", "--kv-tokens", "1", "--expert-slots", "99999") == 3
+    told = capsys.readouterr().err
+    assert "instead: `--kv-tokens 2`" in told
+    assert "no `--expert-slots --kv-tokens`" in told
+    assert "--set" not in told
+    assert " auto`" not in told
