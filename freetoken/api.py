@@ -140,12 +140,9 @@ def status(name: str | None = None) -> Overview:
 
 def stop(name: str | None = None, *, everything: bool = False) -> tuple[StopOutcome, ...]:
     """Ends one deployment (the only one, or `name`), or all of this user's; returns once all of it is gone."""
-    from freetoken.deploy.stop import find_targets, stop_run, withdraw
+    from freetoken.deploy import stop
 
-    found = find_targets(name, is_all=everything)
-    if not found and name is not None:
-        withdraw(name)
-    return tuple(stop_run(one) for one in found)
+    return stop.stop(name, is_all=everything)
 
 
 def connect(name: str | None = None, *, timeout_s: float = 10.0) -> ControlClient:

@@ -43,6 +43,9 @@ def _render(overview: Overview, console: Console) -> None:
         if index:
             click.echo()
         _render_deployment(view, console)
+    for study in overview.studies:
+        click.echo(f"study on {study.device}: {study.purpose} (process {study.pid}) since {study.since}")
+        click.echo(f"  `ft tune --status` shows it; `kill {study.pid}` ends it and keeps the best it has found")
     if overview.holders:
         click.echo()
         rows = [_holder_row(one) for one in overview.holders]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from freetoken.errors import UsageError
 
 if TYPE_CHECKING:
     from freetoken.deploy.stop import StopTarget
+    from freetoken.supervisor.locks import LockHolder
 
 
 @click.command("stop", epilog=examples("ft stop demo", "ft stop --all --dry-run"))
@@ -28,17 +30,16 @@ def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int
 
     if is_all and name is not None:
         raise UsageError("give a name or `--all`, not both")
-    found = stop.find_targets(name, is_all=is_all)
     if dry_run:
-        targets = [stop.describe_target(one) for one in found]
+        targets = stop.preview(name, is_all=is_all)
         click.echo(to_json(targets)) if as_json else _show_targets(targets)
         return 0
-    if not found and name is not None:
-        stop.withdraw(name)
-    outcomes = []
-    for one in found:
-        note(f"stopping `{one.record.name}` (run {one.record.run_id})")
-        outcomes.append(stop.stop_run(one))
+    outcomes = stop.stop(
+        name,
+        is_all=is_all,
+        on_stop=lambda one: note(f"stopping `{one.record.name}` (run {one.record.run_id})"),
+        on_wait=_note_waiting,
+    )
     if as_json:
         click.echo(to_json(outcomes))
         return 0
@@ -54,10 +55,15 @@ def command(name: str | None, is_all: bool, dry_run: bool, as_json: bool) -> int
     return 0
 
 
-def _show_targets(targets: list[StopTarget]) -> None:
+def _note_waiting(name: str, holder: LockHolder | None) -> None:
+    note(f"waiting until {holder.describe() if holder else 'another `ft`'} has seen that `{name}` was stopped")
+
+
+def _show_targets(targets: Sequence[StopTarget]) -> None:
     if not targets:
         click.echo("nothing to stop")
     for target in targets:
-        click.echo(f"{target.name}: {target.condition}, run {target.run_id}, ports {', '.join(map(str, target.ports))}")
+        ports = f", ports {', '.join(map(str, target.ports))}" if target.ports else ""
+        click.echo(f"{target.name}: {target.condition}, run {target.run_id}{ports}")
         for process in target.processes:
             click.echo(f"  would end process {process}")

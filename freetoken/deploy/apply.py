@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freetoken import paths
-from freetoken.deploy import ending, record, runs, start
+from freetoken.deploy import ending, record, runs, start, stop, studies
 from freetoken.deploy.current import Running, find_running, make_declared, measure_reclaimable, read_current
 from freetoken.deploy.diff import Current, make_diff
-from freetoken.deploy.launcher import Launcher, add_detail
+from freetoken.deploy.launcher import Launcher, add_detail, uninterrupted
 from freetoken.deploy.lock import Lock, find_lock_path, require_same, write_after_proof
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.recover import StartFailure
@@ -35,6 +35,9 @@ from freetoken.units import format_seconds
 if TYPE_CHECKING:
     from freetoken.planner.plan import Plan, PlanRequest, Refusal
     from freetoken.recipe.load import LoadedRecipe
+
+#: An engine that is busy is asked for so long to take the size before back.
+_GIVE_BACK_S = 60.0
 
 
 class RefusedError(DoesNotFitError):
@@ -80,13 +83,7 @@ def apply_recipe(
     application = Application(loaded, name or loaded.recipe.name, is_forced, progress, tools, confirm, locked)
     if is_dry_run:
         return application.preview()
-    lock = register.deployment_lock(paths.state_dir(), application.name)
-    if not lock.acquire(timeout_s=None if is_waiting else 0.0, on_wait=application.tell_waiting):
-        holder = read_holder(lock.path)
-        who = holder.describe() if holder else "another `ft`"
-        raise FtError(f"`{application.name}` is being changed by {who}", hint="leave out `--no-wait` to wait for it")
-    with lock:
-        return application.apply()
+    return application.run(is_waiting=is_waiting)
 
 
 class Application:
@@ -110,7 +107,34 @@ class Application:
         self.adapter = tools.find_adapter(loaded.recipe.engine.name)
         self.launcher = Launcher(name, self.recipe, self.adapter, tools, progress, self.plan_for)
         self.say = self.launcher.say
+        self._stop_before, self.launcher.is_stopped = register.read_stop(paths.state_dir(), name), self.is_stopped
+        self._was_resized = False
         self.started_s = time.monotonic()
+
+    def run(self, *, is_waiting: bool = True) -> ApplyResult:
+        """Waits until nobody else changes the deployment and no study holds the device, then applies.
+
+        Raises FtError where `is_waiting` is False and there is something to wait for, or where `ft stop` came.
+        """
+        lock = register.deployment_lock(paths.state_dir(), self.name)
+        while True:
+            if not lock.acquire(timeout_s=None if is_waiting else 0.0, on_wait=self.tell_waiting):
+                holder = read_holder(lock.path)
+                who = holder.describe() if holder else "another `ft`"
+                raise FtError(f"`{self.name}` is being changed by {who}", hint="leave out `--no-wait` to wait for it")
+            try:
+                with lock:
+                    return self.apply()
+            except studies.StudyRunningError as found:
+                if not is_waiting:
+                    raise
+                # Without the lock: before a study ends it gives back what ran under this name.
+                self.say("wait", f"waiting: {found.message}; hint: {found.hint}")
+                studies.wait_for_study(found.device, self.is_stopped)
+
+    def is_stopped(self) -> bool:
+        """Whether `ft stop` was called for this name since this began."""
+        return register.read_stop(paths.state_dir(), self.name) != self._stop_before
 
     # -- deciding ---------------------------------------------------------------------------------------------
 
@@ -172,10 +196,13 @@ class Application:
 
     def apply(self) -> ApplyResult:
         """Plans and does the least that gets there. Holds the deployment's lock."""
+        self.launcher.check_stopped("waiting for its turn")
         running = self._find_settled()
         self.say("plan", f"planning `{self.name}`")
         decision = self.decide(running)
         self._say_diff(decision.diff)
+        if decision.diff.action != "nothing":
+            studies.refuse_beside_study(_device(decision.plan))
         if running is not None and decision.diff.action == "nothing":
             if result := self._keep(running, decision):
                 return result
@@ -218,30 +245,61 @@ class Application:
         except (FtError, StartFailure) as error:
             self.say("prove", f"not proven: {error}")
             return None
+        self.launcher.check_stopped("being proven")
         self._finish(run, proof, decision, "adopt", 0.0)
         return self._result(decision, run_dir=record_.folder, proof=proof)
 
     def _resize(self, running: Running, decision: Decision) -> ApplyResult | None:
-        """A live resize and its proof; None where the engine refuses or fails it, which leaves a restart."""
+        """A live resize and its proof; None where the engine refuses or fails it, which leaves a restart.
+
+        Ctrl-C and a full disk give the size before back: what nobody has proven must not stay.
+        """
         wanted = {change.field.removeprefix("settings."): change.after for change in decision.diff.changes}
         began_s = time.monotonic()
         self.say("resize", "resizing live")
         run = self._as_run(running, decision)
         try:
-            with self.tools.connect(run.base_url, run.api_key) as client:
-                answer = client.rebuild(wanted.get("expert_slots"), wanted.get("kv_tokens"))
-            if not answer.is_ok:
-                raise NotReadyError(f"the engine answered `{answer.status}`: {answer.error or 'no reason given'}")
-            proof = self.launcher.prove(run)
-        except (FtError, StartFailure) as error:
-            self.say("resize", f"not possible live: {error}")
-            self.launcher.corrections.append(f"live resize: {error}")
-            return None
-        self._rewrite(run, decision)
-        elapsed = format_seconds(time.monotonic() - began_s)
-        runs.record_event(run.run_dir, "resized", f"resized live in {elapsed}", **wanted)
-        self._finish(run, proof, decision, "resize", 0.0)
+            try:
+                self._was_resized = True
+                with self.tools.connect(run.base_url, run.api_key) as client:
+                    answer = client.rebuild(wanted.get("expert_slots"), wanted.get("kv_tokens"))
+                if not answer.is_ok:
+                    raise NotReadyError(f"the engine answered `{answer.status}`: {answer.error or 'no reason given'}")
+                proof = self.launcher.prove(run)
+            except (FtError, StartFailure) as error:
+                self.launcher.check_stopped("being resized")
+                self.say("resize", f"not possible live: {error}")
+                self.launcher.corrections.append(f"live resize: {error}")
+                return None
+            self.launcher.check_stopped("being resized")
+            with uninterrupted():
+                self._rewrite(run, decision)
+                elapsed = format_seconds(time.monotonic() - began_s)
+                runs.record_event(run.run_dir, "resized", f"resized live in {elapsed}", **wanted)
+        except BaseException:
+            self._give_back_sizes(running, wanted)
+            raise
+        with uninterrupted():
+            self._finish(run, proof, decision, "resize", 0.0)
         return self._result(decision, run_dir=run.run_dir, proof=proof)
+
+    def _give_back_sizes(self, running: Running, changed: Iterable[str]) -> None:
+        """Resizes `changed` to what the run folder says, as far as the engine still does that."""
+        if running.plan is None or self.is_stopped():
+            return
+        with uninterrupted():
+            self.say("restore", "giving the size before back")
+            sizes = {name: getattr(running.plan.settings, name) or None for name in changed}
+            try:
+                with self.tools.connect(running.life.record.base_url, running.api_key) as client:
+                    answer = client.rebuild(
+                        sizes.get("expert_slots"), sizes.get("kv_tokens"), timeout_s=_GIVE_BACK_S
+                    )  # fmt: skip
+                failed = "" if answer.is_ok else f"the engine answered `{answer.status}`"
+            except FtError as error:
+                failed = error.message
+            if failed:
+                self.say("restore", f"the size before could not be given back: {failed}")
 
     def _rewrite(self, run: start.Run, decision: Decision) -> None:
         """The run folder says what runs now: a restart by the keeper must come back with these sizes."""
@@ -254,9 +312,12 @@ class Application:
 
     def _launch(self, running: Running | None, decision: Decision) -> ApplyResult:
         """Fetches what is missing, ends what is replaced, starts and proves; goes back where that fails."""
+        self.launcher.check_stopped("being changed")
         if running is not None and self.confirm is not None:
             question = f"`{self.name}` must be restarted ({decision.diff.reason}); end what runs now?"
             if not self.confirm(question):
+                if self._was_resized:
+                    self._give_back_sizes(running, ("expert_slots", "kv_tokens"))
                 raise FtError(f"`{self.name}` was left as it is")
         is_new_engine = self.tools.install(self.recipe.engine, self.adapter, self.progress)
         if decision.plan.model_path is None:
@@ -270,6 +331,8 @@ class Application:
                 decision = self._redecide(running)
             if running is None or running.life.record.port != spec.port:
                 start.check_ports(spec)
+            self.launcher.check_stopped("being changed")
+            studies.refuse_beside_study(_device(decision.plan))  # one may have begun meanwhile
             self.launcher.declared = decision.declared
             try:
                 if running is not None:
@@ -284,7 +347,15 @@ class Application:
         return self._result(replace(decision, plan=run.plan), run_dir=run.run_dir, proof=proof, argv=run.launch.argv)
 
     def _go_back(self, previous: Running | None, error: BaseException) -> None:
-        """Gives back what was replaced. What was not running before is not started now, only named."""
+        """Gives back what was replaced. What was not running before is not started now, only named.
+
+        After `ft stop` nothing is to run, neither the new nor the old.
+        """
+        if self.is_stopped():
+            if previous is not None:
+                ending.end_life(life.examine(previous.life.record))
+            stop.withdraw(self.name)
+            return
         if previous is not None:
             # Ctrl-C may have come while it was being ended.
             ending.end_life(life.examine(previous.life.record))
@@ -342,7 +413,7 @@ class Application:
     @contextlib.contextmanager
     def _device(self, plan: Plan) -> Iterator[bool]:
         """Holds the device of `plan`: nobody else reads its free memory meanwhile. True where that took waiting."""
-        lock = register.device_lock(plan.settings.gpu or "cpu", purpose=f"ft apply of `{self.name}`")
+        lock = register.device_lock(_device(plan), purpose=f"ft apply of `{self.name}`")
         has_waited = not lock.try_acquire()
         if has_waited:
             lock.acquire(on_wait=self.tell_waiting)
@@ -374,3 +445,8 @@ class Application:
             **facts,
         }
         return ApplyResult.model_validate(values)
+
+
+def _device(plan: Plan) -> str:
+    """The device that `plan` runs on, as locks call it."""
+    return plan.settings.gpu or "cpu"

@@ -63,9 +63,10 @@ def _settings_changes(current: Current, plan: Plan, recipe: Recipe, adapter: Eng
     changes = []
     for name, old in before.model_dump().items():
         new = getattr(after, name)
-        # What the engine itself says counts: somebody may have resized it by hand.
+        # What the engine itself says counts: somebody may have resized it by hand. Where it has the wanted size
+        # already and its plan has not, that size was never proven, and the change is made for the proof's sake.
         running = {"expert_slots": current.expert_slots, "kv_tokens": current.kv_tokens}.get(name)
-        old = old if running is None else running
+        old = old if running is None or running == new else running
         if old != new:
             can_live = name in live_names or (running is not None and live is not None)
             changes.append(

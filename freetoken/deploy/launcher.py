@@ -53,6 +53,8 @@ class Launcher:
     progress: Progress
     plan_for: Callable[[PlanRequest], Plan]
     declared: dict[str, Any] = field(default_factory=dict)
+    #: Whether `ft stop` was called since this began: then nothing is started, and nothing restored.
+    is_stopped: Callable[[], bool] = lambda: False
     #: What failed starts taught, in words.
     corrections: list[str] = field(default_factory=list)
     #: What the last start was planned for: the request with what earlier attempts taught.
@@ -75,7 +77,7 @@ class Launcher:
             except StartFailure as failure:
                 found = classify(self.adapter, failure)
                 self._record_failure(run, request, found.cause, failure.exit_code)
-                if failure.kind == "stopped":
+                if failure.kind == "stopped" or self.is_stopped():
                     raise FtError(f"`{self.name}` was stopped while it was starting") from None
                 request, plan = self._correct(request, plan, found, run, attempt)
         raise AssertionError("the last attempt either returns or raises")
@@ -92,11 +94,20 @@ class Launcher:
         with ending_on_error(run):
             runs.write_declaration(self.name, run.run_id, is_wanted=True)
             run = start.launch_run(run)
+            # After it was registered: a stop that came before did not see it, one that comes later ends it.
+            self.check_stopped("starting")
             start.await_ready(run, self.progress)
             if run.plan.start_slots is not None:
                 run = self._grow(run, request)
             self.say("prove", "proving it: one generation, one full prefill chunk, sizes read back")
-            return run, self.prove(run)
+            proof = self.prove(run)
+            self.check_stopped("being proven")
+            return run, proof
+
+    def check_stopped(self, doing: str) -> None:
+        """Raises FtError where `ft stop` was called meanwhile."""
+        if self.is_stopped():
+            raise FtError(f"`{self.name}` was stopped while it was {doing}")
 
     def _grow(self, run: start.Run, request: PlanRequest | None) -> start.Run:
         """The run at its full size. StartFailure where that fails and another start may help."""
@@ -268,13 +279,14 @@ def ending_on_error(run: start.Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with _uninterrupted():
+        with uninterrupted():
             ending.end_life(life.examine(run.record))
         raise
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
+    """Passes over Ctrl-C and SIGTERM inside the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -10,6 +10,7 @@ from freetoken import paths
 from freetoken.deploy import runs
 from freetoken.deploy.hits import make_hit_reader
 from freetoken.deploy.prove import find_drift, read_strategy
+from freetoken.deploy.studies import StudyView, list_studies
 from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 from freetoken.deploy.values import DeployModel
 from freetoken.errors import FtError, UsageError
@@ -78,6 +79,8 @@ class Overview(DeployModel):
 
     deployments: tuple[DeploymentView, ...] = ()
     holders: tuple[VramHolder, ...] = ()
+    #: Studies of `ft tune` that are at work, wherever they were begun.
+    studies: tuple[StudyView, ...] = ()
 
     @property
     def is_as_declared(self) -> bool:
@@ -100,7 +103,9 @@ def read_overview(name: str | None = None, *, tools: Tools = DEFAULT_TOOLS) -> O
             f"no deployment `{name}`", hint=f"there is: {', '.join(known)}" if known else "`ft apply RECIPE` makes one"
         )
     ordered = sorted(views, key=lambda view: (not view.is_here, view.name))
-    return Overview(deployments=tuple(ordered), holders=_find_holders(tools.probe(None)))
+    return Overview(
+        deployments=tuple(ordered), holders=_find_holders(tools.probe(None)), studies=list_studies()
+    )  # fmt: skip
 
 
 def _view_life(found: life.Life, tools: Tools) -> DeploymentView:

@@ -17,12 +17,10 @@ from freetoken.deploy.apply import Application
 from freetoken.deploy.current import find_running
 from freetoken.deploy.tools import DEFAULT_TOOLS, Progress, Tools, ignore_progress
 from freetoken.deploy.values import ApplyResult, DeployModel
-from freetoken.errors import FtError, UsageError
+from freetoken.errors import UsageError
 from freetoken.recipe.load import LoadedRecipe
-from freetoken.supervisor import register
 from freetoken.supervisor.files import read_json
 from freetoken.supervisor.launch import REPORT_FILE, read_launch
-from freetoken.supervisor.locks import read_holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,13 +98,8 @@ def rollback(
     application = Application(loaded, name, target.plan.is_forced, progress, pinned, confirm, is_pinned=True)
     if is_dry_run:
         return application.preview()
-    lock = register.deployment_lock(paths.state_dir(), name)
-    if not lock.acquire(timeout_s=None if is_waiting else 0.0, on_wait=application.tell_waiting):
-        holder = read_holder(lock.path)
-        raise FtError(f"`{name}` is being changed by {holder.describe() if holder else 'another `ft`'}")
-    with lock:
-        application.say("rollback", f"going back to {target.id}")
-        return application.apply()
+    application.say("rollback", f"going back to {target.id}")
+    return application.run(is_waiting=is_waiting)
 
 
 def _choose(name: str, to: str | None) -> _Kept:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,6 +22,9 @@ from freetoken.supervisor.files import read_json, write_json
 from freetoken.supervisor.launch import Launch
 from freetoken.supervisor.locks import FileLock
 from freetoken.supervisor.process import ProcessId
+
+#: How the lock of a study on a device is called.
+STUDY_PREFIX = "tune-"
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,54 @@ def read_records() -> tuple[Deployment, ...]:
 
 def deployment_lock(state_dir: Path, name: str, purpose: str = "") -> FileLock:
     """The lock that whoever changes the deployment `name` of `state_dir` holds."""
-    digest = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:12]
-    return FileLock(open_runtime_dir() / "locks" / f"{name}-{digest}.lock", purpose)
+    open_runtime_dir()
+    return FileLock(_locks_dir() / f"{name}-{_digest(state_dir)}.lock", purpose)
+
+
+def list_locked_names(state_dir: Path) -> tuple[str, ...]:
+    """Names of `state_dir` that an `ft` has ever held the lock of since the machine started."""
+    end = f"-{_digest(state_dir)}.lock"
+    return tuple(sorted(path.name.removesuffix(end) for path in _locks_dir().glob(f"*{end}")))
+
+
+def request_stop(state_dir: Path, name: str) -> None:
+    """Tells whoever is changing the deployment, or waits for that, to end without starting anything."""
+    open_runtime_dir()
+    write_json(_stop_path(state_dir, name), {"token": secrets.token_hex(8)})
+
+
+def read_stop(state_dir: Path, name: str) -> str:
+    """A word that is another one after each `request_stop`; "" before the first."""
+    return str((read_json(_stop_path(state_dir, name)) or {}).get("token", ""))
 
 
 def device_lock(device: str, purpose: str = "") -> FileLock:
     """The lock on a GPU (its uuid or index), or on `cpu`: one launch at a time reads free memory and takes it."""
     safe = "".join(one if one.isalnum() or one in "-._" else "_" for one in device)
     return FileLock(open_runtime_dir() / "gpus" / f"{safe}.lock", purpose)
+
+
+def study_lock(device: str, purpose: str = "") -> FileLock:
+    """The lock that a study holds on `device` from its first trial to its end: nothing else is to start there."""
+    return device_lock(f"{STUDY_PREFIX}{device}", purpose)
+
+
+def list_studied_devices() -> tuple[str, ...]:
+    """Devices that a study was ever made on since the machine started, as the lock files are called."""
+    folder = paths.runtime_dir() / "gpus"
+    return tuple(sorted(path.stem.removeprefix(STUDY_PREFIX) for path in folder.glob(f"{STUDY_PREFIX}*.lock")))
+
+
+def _locks_dir() -> Path:
+    return paths.runtime_dir() / "locks"
+
+
+def _digest(state_dir: Path) -> str:
+    return hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:12]
+
+
+def _stop_path(state_dir: Path, name: str) -> Path:
+    return _locks_dir() / f"{name}-{_digest(state_dir)}.stop"
 
 
 def _record_path(run_id: str) -> Path:
