@@ -13,7 +13,7 @@ import freetoken
 PACKAGE = Path(freetoken.__file__).parent
 
 #: Room -> rooms it may import. A room's own modules are always allowed.
-BASE = {"units", "errors", "paths", "local", "__init__"}
+BASE = {"units", "errors", "paths", "local", "outfile", "__init__"}
 FACTS = BASE | {"recipe", "hardware", "checkpoint", "residency"}
 PLANNER = FACTS | {"planner"}
 ADAPTERS = PLANNER | {"adapters"}
@@ -22,6 +22,7 @@ DEPLOY = SERVICES | {"deploy"}
 TOP = DEPLOY | {"tuner", "share", "report", "doctor"}
 ALLOWED = {
     "units": set(), "errors": set(), "paths": set(), "__init__": set(), "__main__": {"cli"}, "data": set(),
+    "outfile": {"errors"},
     "local": {"paths", "errors", "__init__"},
     "recipe": BASE, "hardware": BASE, "checkpoint": BASE, "residency": BASE,
     "planner": FACTS,

@@ -53,6 +53,7 @@ def command(
 
     if source is not None and write_profile is not None:
         raise UsageError("`--import` reads a profile and `--write-profile` writes one", hint="leave one out")
+    path = _find_profile(write_profile) if write_profile else None
     hardware = probe_hardware()
     if source is not None:
         report = bandwidth.import_profile(hardware, device, source)
@@ -63,10 +64,18 @@ def command(
         note(f"measuring {shape.format} experts of {shape.hidden} x {shape.inter}, {shape.top_k} for a token")
         report = bandwidth.measure_machine(hardware, device, shape, bandwidth.make_meters(), threads=threads)
     if write_profile is not None:
-        path = Path(write_profile).expanduser() if write_profile else None
         report = bandwidth.write_upstream_profile(hardware, report, path, is_forced=yes)
     emit(report, as_json=as_json, render=lambda console: _render(report, console))
     return 0
+
+
+def _find_profile(name: str) -> Path:
+    from freetoken.outfile import check_output
+
+    path = check_output(Path(name))
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{name} is no plain file, and a profile's rows are added to it")
+    return path
 
 
 def _find_experts(model: str) -> Experts:

@@ -24,11 +24,12 @@ def command() -> None:
 def backup_command(file: str | None, as_json: bool) -> None:
     """Copy the database into one file, while others write to it; the copy is checked."""
     from freetoken import paths
+    from freetoken.outfile import check_output
     from freetoken.store.backup import backup
     from freetoken.store.rows import make_timestamp
 
     stamp = make_timestamp()[:19].replace(":", "")
-    target = Path(file) if file is not None else paths.state_dir() / "backups" / f"ft-{stamp}.db"
+    target = check_output(Path(file)) if file is not None else paths.state_dir() / "backups" / f"ft-{stamp}.db"
     found = backup(paths.database_path(), target)
     emit(found, as_json=as_json, render=lambda _: click.echo(found.describe()))
 

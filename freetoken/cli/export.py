@@ -46,6 +46,10 @@ def command(
         if target is None:
             return
     target = target or _find_running()
+    if output is not None and output != "-":
+        from freetoken.outfile import check_output
+
+        check_output(Path(output))
     from freetoken.share.bundle import SUFFIX
     from freetoken.share.export import write_bundle
 

@@ -43,6 +43,10 @@ def command(
         index = list_registry(target)
         emit(index, as_json=as_json, render=lambda console: _render_index(index, console))
         return 0
+    if output is not None:
+        from freetoken.outfile import check_output
+
+        check_output(Path(output))
     file, data = pull(target, name)
     if output is not None:
         from freetoken.share.export import write_bundle

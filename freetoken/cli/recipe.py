@@ -169,10 +169,11 @@ def _write_parsed(parsed: ParsedCommand, output: str | None, name: str | None, a
     text = dump_yaml(values)
     if output is not None:
         from freetoken.errors import UsageError
+        from freetoken.outfile import is_file_there, write_output
 
-        if Path(output).exists():
-            raise UsageError(f"{output} exists already")
-        Path(output).write_text(text, encoding="utf-8")
+        if is_file_there(Path(output)):
+            raise UsageError(f"{output} exists already", hint="another name: a recipe is never written over")
+        write_output(Path(output), text)
     document = {"recipe": values, "notes": list(parsed.notes), "unknown": list(parsed.unknown), "path": output}
     emit(document, as_json=as_json, render=lambda _: click.echo(output or text.rstrip()))
     for one in parsed.notes:

@@ -116,11 +116,13 @@ def record_command(
     are never kept; keys, tokens, e-mails and home folders are taken out of the texts.
     """
     from freetoken.bench.keep import write_workload
+    from freetoken.outfile import check_output
 
     if (port is None) == (source is None):
         raise UsageError("give either `--listen PORT` or `--import FILE`")
     if out.suffix != ".jsonl":
         raise UsageError(f"`--out {out}` should end in `.jsonl`: the workload beside it takes `.yaml`")
+    check_output(out)
     left_out: tuple[str, ...] = ()
     if source is not None:
         from freetoken.bench.keep import import_requests

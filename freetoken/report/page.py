@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from pydantic import BaseModel, ConfigDict
 
-from freetoken.errors import FtError, UsageError
+from freetoken.outfile import check_output, write_output
 from freetoken.report import tables
 from freetoken.report.figures import Drawing, draw_all
-from freetoken.supervisor.files import describe_os_error, write_text
 
 if TYPE_CHECKING:
     from freetoken.store.rows import MeasuredLine
@@ -49,19 +48,13 @@ def write_page(study: StudyRecord, stream: TextIO, lines: Sequence[MeasuredLine]
 
 
 def write_report(study: StudyRecord, path: Path, lines: Sequence[MeasuredLine] = ()) -> Report:
-    """Writes the report of `study` to `path`. Raises FtError where it cannot be written."""
+    """Writes the report of `study` to `path`. Raises UsageError, FtError where it cannot be written."""
+    path = path.expanduser()
+    check_output(path)
     drawings = draw_all(study, lines)
     text = render(study, drawings)
-    path = path.expanduser()
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint=f"`-o {path / (study.name + '.html')}`")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    except OSError as error:
-        raise FtError(describe_os_error(error, path), hint="`--out FILE` puts it elsewhere") from error
     return Report(
-        path=str(path), bytes=path.stat().st_size, study=study.name, recipe=study.facts.recipe,
+        path=str(path), bytes=write_output(path, text), study=study.name, recipe=study.facts.recipe,
         trials=len(study.trials), measured=sum(one.measurement is not None for one in study.trials),
         starts=study.starts, crashes=study.crashes, drawn={one.key: one.title for one in drawings if one.data},
         missing={one.key: one.missing for one in drawings if not one.data},

@@ -54,8 +54,13 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 def read_bytes(path: Path, shown: str) -> bytes:
     """The bytes of the bundle at `path`. Raises BadFileError: no plain file, or larger than any bundle."""
     try:
+        if not path.exists():
+            raise BadFileError(f"{shown} does not exist")
         if not path.is_file():
-            raise BadFileError(f"{shown} is no file" if path.exists() else f"{shown} does not exist")
+            raise BadFileError(
+                f"{shown} is {_describe_place(path)}, expected a bundle's file",
+                hint="`ft pull FOLDER` takes one out of a folder" if path.is_dir() else None,
+            )
         with path.open("rb") as file:
             data = file.read(MAX_BUNDLE_BYTES + 1)
     except OSError as error:
@@ -63,6 +68,12 @@ def read_bytes(path: Path, shown: str) -> bytes:
     if len(data) > MAX_BUNDLE_BYTES:
         raise BadFileError(f"{shown} is larger than {MAX_BUNDLE_BYTES >> 20} MiB, which no bundle is")
     return data
+
+
+def _describe_place(path: Path) -> str:
+    if path.is_dir():
+        return "a folder"
+    return "a pipe" if path.is_fifo() or path.is_socket() else "a device"
 
 
 def unpack(data: bytes, shown: str) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from freetoken import paths
 from freetoken.adapters import get_adapter
 from freetoken.deploy.lock import Lock, find_lock_path, make_lock, read_lock
 from freetoken.deploy.runs import read_plan
-from freetoken.errors import FtError
+from freetoken.outfile import write_output
 from freetoken.share import archive
 from freetoken.share.bundle import Bundle, make_bundle, read_bundle
 from freetoken.share.evidence import gather_evidence
@@ -71,12 +70,6 @@ def check_readable(data: bytes) -> Bundle:
 
 
 def write_bundle(data: bytes, path: Path) -> str:
-    """Writes the bundle under a temporary name and renames it; its SHA-256."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FtError(f"{path} cannot be written: {error.strerror}") from error
+    """Writes the bundle to the file that a user named; its SHA-256."""
+    write_output(path, data)
     return hashlib.sha256(data).hexdigest()

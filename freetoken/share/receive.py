@@ -40,7 +40,7 @@ def receive(
     Raises BadFileError with exit code 2 for whatever is wrong with it; nothing was written then.
     """
     return receive_bytes(
-        read_bytes(file, file.name), file.name, name=name, is_kept=is_kept, is_replacing=is_replacing,
+        read_bytes(file, str(file)), file.name, name=name, is_kept=is_kept, is_replacing=is_replacing,
         is_trusted_only=is_trusted_only, profile=profile, hardware=hardware, trust_as=trust_as,
         confirm_trust=confirm_trust,
     )  # fmt: skip

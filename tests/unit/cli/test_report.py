@@ -1,6 +1,8 @@
 """`ft report`: which study is meant, where the page goes, what is told of it."""
 
+import os
 import shutil
+import threading
 
 import pytest
 
@@ -54,6 +56,7 @@ def test_a_named_study_is_written_beside_what_stands_here(ft, ft_json, studies, 
     assert out.endswith(" MiB, 6 plots of 8 trials\n")
     assert err == "not drawn: lines: this state folder keeps no ledger of the best trial's run\n"
     assert f"Held against the baseline: {GAIN.describe()}." in page.read_text(encoding="utf-8")
+    (tmp_path / "deep").mkdir()
     code, document = ft_json("report", NAME, "-o", "deep/r.html")
     assert (code, document["path"], document["trials"]) == (0, "deep/r.html", 8)
     assert (tmp_path / "deep" / "r.html").stat().st_size == document["bytes"]
@@ -88,6 +91,10 @@ def test_a_dash_writes_the_page_to_stdout(ft, studies, tmp_path):
         (("report",), f"error: which study? there are `{NAME}.2`, `{NAME}`"),
         (("report", "dmo"), "error: no study `dmo`; did you mean `demo`?"),
         (("report", NAME, "-o", "."), "error: . is a folder"),
+        (
+            ("report", NAME, "-o", "none/r.html"),
+            "error: cannot write none/r.html: there is no folder none\nhint: mkdir",
+        ),
         (("report", NAME, "--storage", "sqlite:///none.db"), "error: there is no file none.db"),
         (("report", NAME, "--storage", "rubbish"), "error: the storage `rubbish` cannot be opened: "),
     ],
@@ -107,11 +114,18 @@ def test_where_nothing_was_tuned_nothing_is_made(ft, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_a_failure(ft, studies, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, err = ft("report", NAME, "-o", "file/r.html")
-    assert code == 1
-    assert err.startswith("error: cannot write file/r.html: ")
+def test_a_page_goes_into_a_pipe_and_through_a_symlink(ft, ft_json, studies, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    code, document = ft_json("report", NAME, "-o", "pipe")
+    reader.join(60)
+    assert (code, document["bytes"], (tmp_path / "pipe").is_fifo()) == (0, len(found[0]), True)
+    (tmp_path / "link.html").symlink_to("real.html")
+    assert ft("report", NAME, "-o", "link.html")[0] == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_bytes() == found[0]
 
 
 def test_the_shell_is_offered_studies_and_recipes(ft, monkeypatch):

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from freetoken.errors import FtError, UsageError
+from freetoken.errors import UsageError
 from freetoken.report.figures import draw_all
 from freetoken.report.page import render, write_report
 from freetoken.tuner.record import FrontPoint, StudyFacts, StudyRecord, TrialRecord
@@ -120,6 +120,7 @@ def test_a_page_of_thousands_of_trials_stays_small_and_whole():
 
 
 def test_writing_says_what_was_drawn_and_what_was_not(study, tmp_path):
+    (tmp_path / "deep").mkdir()
     report = write_report(study, tmp_path / "deep" / "r.html")
     assert report.path == str(tmp_path / "deep" / "r.html")
     assert report.bytes == (tmp_path / "deep" / "r.html").stat().st_size
@@ -132,5 +133,7 @@ def test_a_place_that_cannot_be_written_is_told(study, tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
         write_report(study, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(FtError, match="cannot write"):
+    with pytest.raises(UsageError, match="file is no folder"):
         write_report(study, tmp_path / "file" / "r.html")
+    with pytest.raises(UsageError, match="there is no folder"):
+        write_report(study, tmp_path / "none" / "r.html")
