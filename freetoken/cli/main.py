@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from freetoken import __version__
+from freetoken.cli.streams import forgive_stderr, open_closed_streams
 from freetoken.errors import FtError, UsageError
 
 #: Command -> (module:attribute, one sentence for `ft --help`), in the order in which a user meets them.
@@ -97,7 +98,8 @@ def main(argv: list[str] | None = None) -> Any:
     arguments = sys.argv[1:] if argv is None else argv
     # pydantic would scan every installed distribution for plugins at import: a tenth of `ft plan`.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    _open_closed_streams()
+    open_closed_streams()
+    forgive_stderr()
     try:
         code = cli.main(args=arguments, prog_name="ft", standalone_mode=False)
         _flush_stdout()
@@ -149,13 +151,6 @@ def _describe_bug(error: Exception) -> FtError:
 def _flush_stdout() -> None:
     # A pipe that broke shows itself here rather than in the interpreter's own shutdown, where nobody catches it.
     sys.stdout.flush()
-
-
-def _open_closed_streams() -> None:
-    """Streams that the caller closed become /dev/null: else the first file we open would take their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - stays open
 
 
 def _comes_from_printing(error: OSError) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -293,7 +293,9 @@ def _make_event_writer() -> Callable[[FetchProgress], None]:
         now = time.monotonic()
         if now - last >= 1 or one.done_bytes == one.total_bytes:
             last = now
-            click.echo(json.dumps({"event": "progress", **one.model_dump(mode="json")}))
+            # A reader that left ends no download; what cannot be printed is said at its end.
+            with suppress(OSError):
+                click.echo(json.dumps({"event": "progress", **one.model_dump(mode="json")}))
 
     return write
 

@@ -137,6 +137,17 @@ def test_a_damaged_file_is_exit_code_2(served: FakeHub, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_fetch_whose_progress_cannot_be_printed_is_finished_all_the_same(served: FakeHub, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "freetoken", "model", "fetch", REPO, "--json"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, env=make_environment(served, tmp_path), stdout=full, stderr=subprocess.PIPE, check=False
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, b"error: stdout cannot be written: No space left on device\n")
+    (local,) = json.loads(ft(served, tmp_path, "list", "--json").stdout)["local"]
+    assert local["is_complete"] is True
+
+
 def test_a_fetch_killed_in_the_middle_goes_on_and_leaves_nothing_twice(served: FakeHub, tmp_path: Path) -> None:
     large = served.add(
         REPO, "model-00001-of-00002.safetensors", (served.root / REPO / "model-00001-of-00002.safetensors").read_bytes()

@@ -40,7 +40,7 @@ def test_help_imports_click_and_nothing_that_costs_time():
     modules = list_imported("--help")
     assert pick(modules, HEAVY + LATER) == []
     ours = {one for one in modules if one.startswith("freetoken")}
-    assert ours == {"freetoken", "freetoken.cli", "freetoken.cli.main", "freetoken.errors"}
+    assert ours == {"freetoken", "freetoken.cli", "freetoken.cli.main", "freetoken.cli.streams", "freetoken.errors"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from freetoken.deploy.tools import Step
 from freetoken.errors import FtError
 from freetoken.supervisor import register
 from freetoken.supervisor.files import read_events
-from tests.e2e.life import Lab, make_lab, stop_all, wait_for  # noqa: F401
+from tests.e2e.life import REPO, Lab, make_lab, stop_all, wait_for  # noqa: F401
 from tests.fakes.fake_adapter import make_tools
 
 HOLD = (
@@ -182,3 +182,31 @@ def test_an_apply_that_waits_for_a_study_is_ended_by_a_stop(lab: Lab) -> None:
     )  # fmt: skip
     lock.release()
     stop_all()
+
+
+def test_progress_that_nobody_can_read_ends_no_apply(lab: Lab) -> None:
+    assert run_unread(lab, "apply", str(lab.write_recipe())) == 0
+    assert lab.view().condition == "ready"
+    # As in `2>&1 | head -1`: the reader leaves after the first line, while the old engine still runs.
+    changing = subprocess.Popen(
+        lab.command("apply", str(lab.write_recipe(strategy="cpu")), "--yes"),
+        cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert changing.stdout is not None
+    assert b"planning `lab`" in changing.stdout.readline()
+    changing.stdout.close()
+    assert changing.wait(timeout=150) == 1  # the result could not be printed; the work is done
+    view = lab.view()
+    assert (view.condition, view.is_wrong) == ("ready", False)
+    assert {row.field: row.measured for row in view.rows}["strategy"] == "cpu"
+    assert run_unread(lab, "apply", str(lab.write_recipe(expert_slots=200))) == 3
+    assert run_unread(lab, "stop", "lab") == 0
+    assert register.read_records() == ()
+
+
+def run_unread(lab: Lab, *arguments: str) -> int:
+    """The exit code of `ft` whose stderr takes nothing."""
+    with open("/dev/full", "wb") as full:
+        return subprocess.run(
+            lab.command(*arguments), cwd=REPO, stdout=subprocess.DEVNULL, stderr=full, timeout=150
+        ).returncode
