@@ -90,8 +90,9 @@ def _cell(value: object) -> object:
 def _rebuild() -> None:
     from freetoken import paths
     from freetoken.store.rebuild import rebuild_from_runs
+    from freetoken.tuner import status
 
-    report = rebuild_from_runs(paths.runs_dir(), paths.database_path())
+    report = rebuild_from_runs(paths.runs_dir(), paths.database_path(), status.folder())
     note(f"read {report.runs:,} runs with {report.events:,} events and {report.results:,} results")
     if report.set_aside is not None:
         note(f"the old database is kept as {report.set_aside}")

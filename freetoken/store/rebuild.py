@@ -2,14 +2,17 @@
 
 A run folder holds `launch.json`, `plan.json`, `events.jsonl`, `keeper.json` and, once it was proven, `facts.jsonl`:
 one line for each time that something was recorded; `results.jsonl` has a line for each measurement after that.
-A folder that cannot be read is left out and named; nothing in the folders is changed.
+What a study measured and found belongs to no single run: it stands in the study's own file beside its status.
+A folder or a line that cannot be read is left out and named; nothing in the folders is changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from freetoken.errors import BadFileError
+from freetoken.hardware.model import Hardware
 from freetoken.store import database
 from freetoken.store.results import Store, open_store
 from freetoken.store.rows import EventRow, ResultRow, Row, RunFacts, RunRow, make_timestamp
 
 FACTS_FILE, RESULTS_FILE = "facts.jsonl", "results.jsonl"
+#: What the rows of a study are kept in, after the study's name.
+STUDY_SUFFIX = ".results.jsonl"
 
 
 class RebuildReport(Row):
@@ -34,6 +40,14 @@ class RebuildReport(Row):
     skipped: tuple[str, ...] = ()
 
 
+class StudyFact(Row):
+    """A row of a study with the machine that it was measured on, a line of the study's file."""
+
+    fingerprint: str
+    hardware: Hardware
+    result: ResultRow
+
+
 def append_facts(run_dir: Path, facts: RunFacts) -> None:
     """Appends a line to the run's `facts.jsonl`, with one write. Raises OSError."""
     _append(run_dir / FACTS_FILE, facts)
@@ -42,6 +56,12 @@ def append_facts(run_dir: Path, facts: RunFacts) -> None:
 def append_result(run_dir: Path, row: ResultRow) -> None:
     """Appends a measurement to the run's `results.jsonl`, with one write. Raises OSError."""
     _append(run_dir / RESULTS_FILE, row)
+
+
+def append_study_fact(tune_dir: Path, study: str, fact: StudyFact) -> None:
+    """Appends a row to the file of `study`, with one write. Raises OSError."""
+    tune_dir.mkdir(parents=True, exist_ok=True)
+    _append(tune_dir / f"{study}{STUDY_SUFFIX}", fact)
 
 
 def _append(path: Path, row: Row) -> None:
@@ -54,8 +74,10 @@ def _append(path: Path, row: Row) -> None:
         os.close(descriptor)
 
 
-def rebuild_from_runs(runs_dir: Path, path: Path) -> RebuildReport:
-    """Sets the database at `path` aside and makes a new one from the folders in `runs_dir`.
+def rebuild_from_runs(runs_dir: Path, path: Path, tune_dir: Path | None = None) -> RebuildReport:
+    """Sets the database at `path` aside and makes a new one from the folders in `runs_dir` and the studies' files.
+
+    Rows of studies that stand in the old database alone are counted among what was left out.
 
     A database of a newer tool is refused with BadFileError like everywhere else: it is not damaged.
     """
@@ -69,6 +91,8 @@ def rebuild_from_runs(runs_dir: Path, path: Path) -> RebuildReport:
             _remove_with_journal(fresh)
             with open_store(fresh) as store:
                 report = _fill(store, runs_dir)
+                report = _fill_studies(store, tune_dir, report)
+                report = _count_lost(store, path, report)
                 # One file is to be renamed: what stands in the journal goes into it first.
                 store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             set_aside = _swap(fresh, path)
@@ -125,6 +149,39 @@ def _fill(store: Store, runs_dir: Path) -> RebuildReport:
         counts["runs"] += 1
         counts["events"] += len(events)
     return RebuildReport(**counts, skipped=tuple(skipped))
+
+
+def _fill_studies(store: Store, tune_dir: Path | None, report: RebuildReport) -> RebuildReport:
+    files = sorted(tune_dir.glob(f"*{STUDY_SUFFIX}")) if tune_dir is not None and tune_dir.is_dir() else []
+    facts, skipped = [], []
+    for file in files:
+        bad = 0
+        for line in _read_lines(file):
+            try:
+                facts.append(StudyFact.model_validate_json(line))
+            except ValidationError:
+                bad += 1  # the last line of a study that was killed may be half a line
+        if bad:
+            skipped.append(f"{file.name}: {bad} line{'s' if bad > 1 else ''} that cannot be read")
+    for one in sorted(facts, key=lambda one: one.result.measured_at):
+        machine_id = store.record_machine(one.hardware, one.fingerprint)
+        store.record_result(one.result.model_copy(update={"id": None, "machine_id": machine_id}))
+    results = report.results + len(facts)
+    return report.model_copy(update={"results": results, "skipped": (*report.skipped, *skipped)})
+
+
+def _count_lost(store: Store, old_path: Path, report: RebuildReport) -> RebuildReport:
+    """Names the rows of studies that stand in the old database and in no file: an older tool kept them there alone."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{old_path}?mode=ro", uri=True)) as old:
+            query = "SELECT COUNT(*) FROM results WHERE kind IN ('trial', 'tuned')"
+            before, after = (one.execute(query).fetchone()[0] for one in (old, store.connection))
+    except sqlite3.Error:
+        return report  # there is none, or it cannot be read
+    if before <= after:
+        return report
+    lost = f"{before - after} row{'s' if before - after > 1 else ''} of `ft tune` that no file keeps"
+    return report.model_copy(update={"skipped": (*report.skipped, f"{lost}; the old database has them")})
 
 
 def _read_run(folder: Path) -> RunRow | None:

@@ -5,7 +5,7 @@ import pytest
 
 from freetoken.errors import BadFileError
 from freetoken.store import open_store, read_store
-from freetoken.store.rebuild import RebuildReport, append_facts, rebuild_from_runs
+from freetoken.store.rebuild import RebuildReport, StudyFact, append_facts, append_study_fact, rebuild_from_runs
 from freetoken.store.rows import DeploymentRow, EventRow, LineContext, MeasuredLine, ResultRow, RunFacts, RunRow
 
 PLAN = {"kind": "plan", "recipe_name": "demo", "engine": "native", "engine_version": "0.1.0", "model_name": "demo-moe"}
@@ -86,3 +86,32 @@ def test_a_newer_database_is_not_rebuilt_over(tmp_path, path):
     with pytest.raises(BadFileError, match="has version 99"):
         rebuild_from_runs(tmp_path / "none", path)
     assert not list(path.parent.glob("*.old"))
+
+
+def make_trial(kind="trial", **changes):
+    facts = {"recipe_name": "demo", "workload": "code-4k", "engine": "native", "model_name": "m", "kind": kind}
+    return ResultRow(**(facts | changes))
+
+
+def test_rows_of_studies_come_back_from_their_files_and_half_a_line_is_named(tmp_path, path, hardware):
+    rows = [make_trial(run_id="1-trial"), make_trial("tuned", metrics={"gain_ratio": 0.2})]
+    for row in rows:
+        append_study_fact(
+            tmp_path / "tune", "demo-code-4k-aa", StudyFact(fingerprint="f", hardware=hardware, result=row)
+        )
+    with (tmp_path / "tune" / "demo-code-4k-aa.results.jsonl").open("a") as stream:
+        stream.write('{"fingerprint": "f", "ha')
+    report = rebuild_from_runs(tmp_path / "none", path, tmp_path / "tune")
+    assert (report.results, report.skipped) == (2, ("demo-code-4k-aa.results.jsonl: 1 line that cannot be read",))
+    with read_store(path) as store:
+        found = [one.model_copy(update={"id": None, "machine_id": None}) for one in store.list_results()]
+        assert found == rows[::-1]
+        assert store.read_tuned("f", engine="native", model_name="m", workload="code-4k").kind == "tuned"
+
+
+def test_rows_of_studies_that_stand_in_no_file_are_not_lost_without_a_word(tmp_path, path):
+    with open_store(path) as store:
+        for row in (make_trial(), make_trial(), make_trial("bench")):
+            store.record_result(row)
+    report = rebuild_from_runs(tmp_path / "none", path, tmp_path / "tune")
+    assert report.skipped == ("2 rows of `ft tune` that no file keeps; the old database has them",)
