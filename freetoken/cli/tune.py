@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from freetoken.tuner.seeds import Seeds
     from freetoken.tuner.session import TunePreview, TuneResult
     from freetoken.tuner.site import PlannedSite
-    from freetoken.tuner.status import TuneStatus
+    from freetoken.tuner.status import Detached, TuneStatus
     from freetoken.tuner.study import Progress
 
+#: Seconds that `--detach` waits for the study to begin, or to be refused; a busy machine imports slowly.
+BEGIN_WAIT_S = 15.0
 OBJECTIVES = ("turn_time", "decode_tps", "ttft", "throughput", "efficiency")
 
 
@@ -51,7 +55,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.argument("recipe", required=False)
 @click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a value of the recipe; repeatable.")
 @click.option("--workload", metavar="NAME", help="A shipped workload or a file; else the recipe's own.")
-@click.option("--budget", "budget_s", type=Duration(), metavar="TIME", help="Time for all of it; else the recipe's.")
+@click.option(
+    "--budget", "budget_s", type=Duration(), metavar="TIME",
+    help="Time for search, confirmation and starting again what ran, --soak aside; else the recipe's.",
+)  # fmt: skip
 @click.option("--trials", type=click.IntRange(1), metavar="N", help="At most so many measured settings.")
 @click.option("--starts", type=click.IntRange(1), metavar="N", help="At most so many engine starts while searching.")
 @click.option(
@@ -83,8 +90,12 @@ def command(
     """Find the fastest setting that really fits this machine, and prove it.
 
     The engine's own default is measured first, then what the cost model predicts, then one knob at a time; the winner
-    is held against the default on prompts that the search has not seen. RECIPE may be left out where one deployment
+    is held against the default on prompts that the search has not seen. Only a confirmed gain is written as
+    NAME.tuned.yaml and taken up by `ft apply`; else the default stays. RECIPE may be left out where one deployment
     runs. What runs under the recipe's name is ended for the study and started again after it.
+
+    The budget holds all of that. A start or a measurement that has begun is not cut short, so a budget for less than
+    two settings and the four measurements of the confirmation proves nothing or is exceeded; the result says so.
     """
     if is_status:
         return _show_status(as_json=as_json)
@@ -108,7 +119,8 @@ def command(
     if detach:
         session.preview()  # what can be refused is refused here, where somebody reads it
         session.check_storage()
-        return _detach()
+        session.check_lock()
+        return _detach(as_json=as_json)
     signal.signal(signal.SIGTERM, _interrupt)
     result = session.run()
     emit(result, as_json=as_json, render=lambda console: _render(result, console))
@@ -153,21 +165,45 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _detach() -> int:
-    """The same command in a session of its own, its output in a file."""
-    from freetoken.tuner.status import folder
+def _detach(*, as_json: bool) -> int:
+    """The same command in a session of its own, its output in a file; returns once the study has begun, or failed."""
+    from freetoken.tuner.status import Detached, folder
 
     folder().mkdir(parents=True, exist_ok=True)
-    path = folder() / f"tune-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    path = folder() / f"tune-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     arguments = [one for one in sys.argv[1:] if one != "--detach"]
     with path.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "freetoken", *arguments, "--detached-log", str(path)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    click.echo(f"tuning in the background as process {process.pid}; log: {path}")
-    click.echo("see it: `ft tune --status`   end it and keep the best: `kill " + str(process.pid) + "`")
+    code = _await_begin(process, path)
+    if code:
+        click.echo(path.read_text(encoding="utf-8", errors="replace").rstrip(), err=True)
+        return code
+    detached = Detached(process=process.pid, log=str(path), has_begun=code == 0)
+    emit(detached, as_json=as_json, render=lambda console: _render_detached(detached))
     return 0
+
+
+def _await_begin(process: subprocess.Popen[bytes], log: Path) -> int | None:
+    """0 once the study has begun, or is over already; the exit code of one that failed; None if neither is known."""
+    from freetoken.tuner.status import list_statuses
+
+    deadline_s = time.monotonic() + BEGIN_WAIT_S
+    while time.monotonic() < deadline_s:
+        if (code := process.poll()) is not None:
+            return code if code >= 0 else 128 - code
+        if any(one.log == str(log) for one in list_statuses()):
+            return 0
+        time.sleep(0.2)
+    return None
+
+
+def _render_detached(detached: Detached) -> None:
+    how = "tuning" if detached.has_begun else "preparing to tune"
+    click.echo(f"{how} in the background as process {detached.process}; log: {detached.log}")
+    click.echo(f"see it: `ft tune --status`   end it and keep the best: `kill {detached.process}`")
 
 
 class Printer:
@@ -202,23 +238,36 @@ class Printer:
 
 
 def _render(result: TuneResult, console: Console) -> None:
-    click.echo(f"{result.recipe}: {result.trials} trials in {result.starts} starts, "
-               f"{format_seconds(result.duration_s)}; {result.reason}")  # fmt: skip
-    rows = [(name, str(result.baseline.get(name, "")), str(value)) for name, value in result.best.items()]
-    print_table(console, ("setting", "baseline", "best"), rows, align=("left", "right", "right"))
-    figures = result.best_figures
-    shown = [("turn time", "turn_time_s", "s"), ("decode", "decode_tps", "tok/s"), ("TTFT", "ttft_s", "s")]
-    for label, key, unit in shown:
-        if key in figures:
-            click.echo(f"  {label:10} {format_significant(figures[key])} {unit}")
-    click.echo(f"  baseline   {result.baseline_words}")
+    counts = f"{_count(result.trials, 'trial')} in {_count(result.starts, 'start')}"
+    click.echo(f"{result.recipe}: {counts}, {format_seconds(result.duration_s)}; {result.reason}")
+    shown = result.candidate or result.best
+    heading = "tried" if result.candidate else "best"
+    rows = [(name, str(result.baseline.get(name, "")), str(value)) for name, value in shown.items()]
+    print_table(console, ("setting", "baseline", heading), rows, align=("left", "right", "right"))
+    base, best = result.baseline_headline, result.best_headline
+    click.echo(f"  baseline   {result.baseline_words}" + (f": {base.describe()}" if base is not None else ""))
     if result.confirmation is not None:
         click.echo(f"  proof      {result.confirmation.describe()}")
+    if result.is_tuned and best is not None:
+        click.echo(f"  best       {best.describe()}")
+    figures = result.best_figures
+    shown_figures = [("turn time", "turn_time_s", "s"), ("decode", "decode_tps", "tok/s"), ("TTFT", "ttft_s", "s")]
+    for label, key, unit in shown_figures:
+        if key in figures:
+            click.echo(f"  {label:10} {format_significant(figures[key])} {unit}")
     if result.soak:
         click.echo(f"  soak       {result.soak}")
     _render_front(result, console)
-    click.echo(f"  written    {result.tuned_recipe}")
-    click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft report {result.study}`")
+    if result.is_tuned:
+        click.echo(f"  written    {result.tuned_recipe}")
+        click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft report {result.study}`")
+    else:
+        click.echo("  kept       the baseline: nothing was written, and `ft apply` runs what it ran before")
+        click.echo(f"see all: `ft report {result.study}`")
+
+
+def _count(number: int, singular: str) -> str:
+    return f"{number:,} {singular}{'' if number == 1 else 's'}"
 
 
 def _render_front(result: TuneResult, console: Console) -> None:

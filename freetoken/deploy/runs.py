@@ -6,6 +6,7 @@ is spawned), `engine.log`, `events.jsonl`, `keeper.json`, and `report.json` once
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -151,6 +152,12 @@ def read_declarations() -> tuple[Declaration, ...]:
     folder = paths.state_dir() / "deployments"
     found = (read_declaration(path.stem) for path in sorted(folder.glob("[!.]*.json")))
     return tuple(one for one in found if one is not None)
+
+
+def forget_declaration(name: str) -> None:
+    """Takes away that `name` was ever declared: for what no person asked for, such as a trial of the tuner."""
+    with contextlib.suppress(OSError):
+        _declaration_path(name).unlink(missing_ok=True)
 
 
 def _declaration_path(name: str) -> Path:

@@ -76,7 +76,7 @@ def read_calibration(
 def read_tuned(
     fingerprint: str, *, engine: str, model_name: str, workload: str, path: Path | None = None
 ) -> ResultRow | None:  # fmt: skip
-    """The newest tuned settings of this machine for a model and a workload; None where nothing was tuned."""
+    """The newest confirmed settings of this machine for a model and a workload; None where none was confirmed."""
     store = read_store(path)
     if store is None:
         return None
@@ -222,14 +222,16 @@ class Store:
         return self._rows(kind, f"SELECT * FROM {table}")
 
     def read_tuned(self, fingerprint: str, *, engine: str, model_name: str, workload: str) -> ResultRow | None:
-        """The newest result of kind `tuned` for this machine, engine, model and workload; None without one.
+        """The newest confirmed result of kind `tuned` for this machine, engine, model and workload; None without one.
 
-        A later study of the same knows more than an earlier one, so the newest counts and not the fastest.
+        A later study of the same knows more than an earlier one, so the newest counts and not the fastest; but a row
+        without its gain over the baseline was never held against one, and counts for nothing.
         """
         query = """
             SELECT results.* FROM results JOIN machines ON machines.id = results.machine_id
             WHERE results.kind = 'tuned' AND results.invalid_because = '' AND machines.fingerprint = ?
               AND results.engine = ? AND results.model_name = ? AND results.workload = ?
+              AND json_extract(results.metrics, '$.gain_ratio') IS NOT NULL
             ORDER BY results.measured_at DESC, results.id DESC LIMIT 1
         """
         rows = self._rows(ResultRow, query, (fingerprint, engine, model_name, workload))

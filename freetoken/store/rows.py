@@ -93,7 +93,7 @@ class ResultRow(Row):
     engine: str
     engine_version: str | None = None
     model_name: str
-    #: What was measured: `proof`, `bench`, `trial`, `confirm`.
+    #: What was measured: `proof`, `bench`, `trial`, or `tuned`: what a study confirmed, with its `gain_ratio`.
     kind: str = "bench"
     #: Effective settings by field name of `ResolvedSettings`.
     settings: dict[str, Any] = {}

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
+from pydantic import model_validator
+
+from freetoken.tuner.headline import compute_half_width
 from freetoken.tuner.launching import Launcher
 from freetoken.tuner.objectives import Objective
 from freetoken.tuner.space import Space
 from freetoken.tuner.values import Measurement, Outcome, Point, TunerModel
 
 ORDER = "ABBA"
-#: Student's t for 95 % by degrees of freedom.
-_T = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31}
-#: How many degrees of freedom the bench's own interval of a block counts for.
-WITHIN_FREEDOM = 3
 Verdict = Literal["gain", "no gain", "worse", "unfinished"]
 
 
@@ -36,7 +36,15 @@ class Confirmation(TunerModel):
     gain_low: float | None = None
     gain_high: float | None = None
     words: str = ""
-    winner_measurement: Measurement | None = None
+    #: All that was measured in the blocks.
+    baseline_blocks: tuple[Measurement, ...] = ()
+    winner_blocks: tuple[Measurement, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_last_block(cls, value: Any) -> Any:
+        """Studies of an older tool kept the winner's last block alone, which says nothing that may be shown."""
+        return {k: v for k, v in value.items() if k != "winner_measurement"} if isinstance(value, dict) else value
 
     def describe(self) -> str:
         """One sentence with the interval."""
@@ -58,8 +66,12 @@ def confirm(
     objective: Objective,
     *,
     say: Callable[[str], None] = lambda text: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Confirmation:
-    """Measures both in A B B A order. Settings that share a start are resized between the blocks, not restarted."""
+    """Measures both in A B B A order. Settings that share a start are resized between the blocks, not restarted.
+
+    `is_over` is asked before each block: once the time is used up, no other one begins.
+    """
     points = {"A": baseline, "B": winner}
     costs: dict[str, list[Measurement]] = {"A": [], "B": []}
     running: tuple[object, ...] | None = None
@@ -67,6 +79,9 @@ def confirm(
     for index, letter in enumerate(ORDER):
         point = points[letter]
         key = space.start_key(space.canonical(point))
+        if is_over():
+            words = f"the budget ended after {index} of {len(ORDER)} measurements"
+            return Confirmation(verdict="unfinished", objective=objective.name, words=words)
         say(f"confirmation {index + 1} of {len(ORDER)}: {'baseline' if letter == 'A' else 'winner'}")
         outcome = Outcome(kind="ok")
         if point != current:
@@ -84,20 +99,11 @@ def confirm(
 
 
 def judge(baseline: Sequence[Measurement], winner: Sequence[Measurement], objective: Objective) -> Confirmation:
-    """The gain with its interval from two blocks of each.
-
-    Two blocks say little of their own spread, and what the bench says of a block knows nothing of drift between
-    blocks: the variance is their mean, weighted by degrees of freedom (a moderated t-test).
-    """
+    """The gain with its interval from two blocks of each."""
     a = [math.log(cost) for one in baseline if (cost := objective.cost(one)) is not None]
     b = [math.log(cost) for one in winner if (cost := objective.cost(one)) is not None]
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    squares = sum((x - mean_a) ** 2 for x in a) + sum((x - mean_b) ** 2 for x in b)
-    within = sum(one.noise_ratio**2 for one in (*baseline, *winner)) / (len(a) + len(b))
-    freedom = len(a) + len(b) - 2
-    variance = (WITHIN_FREEDOM * within + squares) / (WITHIN_FREEDOM + freedom)
-    half = _T.get(WITHIN_FREEDOM + freedom, 2.0) * math.sqrt(variance * (1 / len(a) + 1 / len(b)))
-    mean = mean_a - mean_b
+    half = compute_half_width([a, b], [one.noise_ratio for one in (*baseline, *winner)])
+    mean = fmean(a) - fmean(b)
     low, high = math.expm1(mean - half), math.expm1(mean + half)
     verdict: Verdict = "gain" if low > 0 else "worse" if high < 0 else "no gain"
     return Confirmation(
@@ -108,5 +114,6 @@ def judge(baseline: Sequence[Measurement], winner: Sequence[Measurement], object
         gain=math.expm1(mean),
         gain_low=low,
         gain_high=high,
-        winner_measurement=winner[-1],
+        baseline_blocks=tuple(baseline),
+        winner_blocks=tuple(winner),
     )

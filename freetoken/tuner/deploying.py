@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from freetoken.deploy import ending
+from freetoken.deploy import ending, runs
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.hits import make_hit_counter
 from freetoken.deploy.start import find_free_port
-from freetoken.deploy.stop import withdraw
 from freetoken.deploy.tools import DEFAULT_TOOLS, Step, Tools
 from freetoken.errors import FtError, NotReadyError
 from freetoken.supervisor import register
@@ -37,6 +36,8 @@ LONE_NOISE = 0.03
 #: A measurement that takes so many times the longest one before it hangs, or might as well; but not below so many
 #: seconds.
 HANG_FACTOR, LEAST_HANG_S = 8.0, 60.0
+#: Before there is one to go by.
+LONGEST_MEASUREMENT_S = 900.0
 #: Findings of the bench that speak of the engine's answers, not of the machine around it.
 _GARBAGE = ("token_count", "repetition")
 
@@ -52,7 +53,7 @@ class DeployLauncher:
     repeats: int = 3
     seed: int = 0
     #: Seconds after which the first measurement is given up as hung; the others are held against those before them.
-    deadline_s: float = 900.0
+    deadline_s: float = LONGEST_MEASUREMENT_S
     log: Callable[[str], None] = lambda text: None
     tools: Tools = field(default_factory=lambda: replace(DEFAULT_TOOLS, max_retries=0))
     running: ApplyResult | None = field(default=None, init=False)
@@ -175,7 +176,8 @@ class DeployLauncher:
         found = find_running(self.name)
         if found is not None:
             ending.end_life(found.life)
-        withdraw(self.name)
+        # No person declared it, so that nothing of it is left to be shown, or to stand in the way of `ft rollback`.
+        runs.forget_declaration(self.name)
 
     def settings_now(self) -> dict[str, Any]:
         """Effective settings of what runs; {} where nothing does."""

@@ -75,14 +75,20 @@ def merge_repeats(observations: Iterable[Observation], canonical: Callable[[Poin
 def _merge(group: Sequence[Observation]) -> Observation:
     if len(group) == 1:
         return group[0]
-    measured = [one.measurement.model_dump() for one in group if one.measurement is not None]
+    merged = average([one.measurement for one in group if one.measurement is not None])
+    outcome = group[-1].outcome.model_copy(update={"measurement": merged})
+    return group[-1].model_copy(update={"outcome": outcome})
+
+
+def average(measurements: Sequence[Measurement]) -> Measurement:
+    """The mean of every figure over one or more measurements, of peaks the highest; None where none told it."""
+    dumped = [one.model_dump() for one in measurements]
     merged: dict[str, Any] = {}
-    for name in measured[0]:
-        values = [one[name] for one in measured if one[name] is not None]
+    for name in dumped[0]:
+        values = [one[name] for one in dumped if one[name] is not None]
         pick = max if name == "peak_bytes" else fmean
         merged[name] = pick(values) if values else None
-    outcome = group[-1].outcome.model_copy(update={"measurement": Measurement(**merged)})
-    return group[-1].model_copy(update={"outcome": outcome})
+    return Measurement(**merged)
 
 
 def read_planned(trial: FrozenTrial) -> Planned | None:

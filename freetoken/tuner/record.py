@@ -22,6 +22,7 @@ from freetoken.supervisor.files import format_now
 from freetoken.supervisor.process import identify_self
 from freetoken.tuner import history
 from freetoken.tuner.confirm import Confirmation
+from freetoken.tuner.headline import Headline, make_headline
 from freetoken.tuner.importance import Importance, rank_knobs
 from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, missed_limits, pareto_front, penalised_cost
 from freetoken.tuner.space import Parameter, Space
@@ -83,13 +84,16 @@ class StudyResult(TunerModel):
     reason: str
     finished_at: str
     duration_s: float = 0.0
+    #: What is to be run: what was confirmed to be better, else the baseline.
     best: Point = {}
     baseline: Point = {}
     baseline_words: str = ""
+    #: What was held against the baseline and did not win; {} where it won, or nothing was found.
+    candidate: Point = {}
     confirmation: Confirmation | None = None
     missed: tuple[str, ...] = ()
     soak: str = ""
-    #: File name of the recipe that was written.
+    #: File name of the recipe that was written; None where nothing was confirmed.
     tuned_recipe: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -146,6 +150,12 @@ class StudyRecord(TunerModel):
     best: int | None = None
     baseline: int | None = None
     baseline_words: str = ""
+    #: The setting that was held against the baseline and did not win.
+    candidate: int | None = None
+    #: Figures of the three over all their measurements, or over those of the confirmation where there was one.
+    best_figures: Headline | None = None
+    baseline_figures: Headline | None = None
+    candidate_figures: Headline | None = None
     #: Two objectives' names, and the settings that no other one beats in both, by the first.
     front_axes: tuple[str, str] = TRADE_OFF
     front: tuple[FrontPoint, ...] = ()
@@ -289,9 +299,13 @@ def read_study(storage: BaseStorage, name: str) -> StudyRecord:
     baseline, words = _find_baseline(facts, trials, results)
     axes = (facts.objectives[0], facts.objectives[1]) if len(facts.objectives) > 1 else TRADE_OFF
     measured = [(one, one.measurement) for one in trials if one.measurement is not None]
+    best = _find_best(facts, trials, results, objectives[0], limits)
+    candidate = _find_point(facts, trials, results[0].candidate) if results and results[0].candidate else None
+    heads = [_find_figures(facts, trials, results, one, objectives[0]) for one in (best, baseline, candidate)]
     return StudyRecord(
         name=name, facts=facts, trials=trials, results=results, baseline=baseline, baseline_words=words,
-        best=_find_best(facts, trials, results, objectives[0], limits), front_axes=axes,
+        best=best, candidate=candidate, best_figures=heads[0], baseline_figures=heads[1], candidate_figures=heads[2],
+        front_axes=axes,
         front=_find_front(facts, trials, [OBJECTIVES[one] for one in axes], limits),
         importances=tuple(
             rank_knobs([(_canonical(facts.knobs, trial.point), found) for trial, found in measured], facts.knobs, one)
@@ -363,15 +377,39 @@ def _find_best(
     facts: StudyFacts, trials: Sequence[TrialRecord], results: Sequence[StudyResult], objective: Objective,
     limits: Sequence[Limit],
 ) -> int | None:  # fmt: skip
-    """What the result names; before there is one, the trial that measured best."""
+    """What the result names; before there is one, the setting that measured best over all its repeats."""
     if results and (found := _find_point(facts, trials, results[0].best)) is not None:
         return found
     costs = [
         (cost, one.number)
-        for one in trials
+        for one in _merge_trials(facts, trials)
         if one.measurement is not None and (cost := penalised_cost(objective, one.measurement, limits)) is not None
     ]
     return min(costs)[1] if costs else None
+
+
+def _find_figures(
+    facts: StudyFacts, trials: Sequence[TrialRecord], results: Sequence[StudyResult], number: int | None,
+    objective: Objective,
+) -> Headline | None:  # fmt: skip
+    """What the setting of a trial comes to."""
+    point = next((one.point for one in trials if one.number == number), None)
+    if point is None:
+        return None
+    wanted = _canonical(facts.knobs, point)
+    if results and results[0].confirmation is not None:
+        result, proof = results[0], results[0].confirmation
+        for other, blocks in (
+            (result.baseline, proof.baseline_blocks), (result.candidate or result.best, proof.winner_blocks),
+        ):  # fmt: skip
+            if blocks and _canonical(facts.knobs, other) == wanted:
+                return make_headline(blocks, objective, is_unseen=True)
+    same = [
+        one.measurement
+        for one in trials
+        if one.measurement is not None and _canonical(facts.knobs, one.point) == wanted
+    ]
+    return make_headline(same, objective)
 
 
 def _find_baseline(
@@ -406,12 +444,8 @@ def _canonical(knobs: tuple[Parameter, ...], point: Point) -> Point:
 def _find_front(
     facts: StudyFacts, trials: Sequence[TrialRecord], axes: Sequence[Objective], limits: Sequence[Limit]
 ) -> tuple[FrontPoint, ...]:
-    observations = [
-        Observation(number=one.number, point=one.point, outcome=Outcome(kind="ok", measurement=one.measurement))
-        for one in trials
-        if one.measurement is not None
-    ]
-    merged = history.merge_repeats(observations, lambda point: _canonical(facts.knobs, point))
+    observations = _observe(trials)
+    merged = _merge_trials(facts, trials)
     counts = Counter(json.dumps(_canonical(facts.knobs, one.point), sort_keys=True) for one in observations)
     noises = [one.measurement.noise_ratio for one in observations if one.measurement is not None]
     found = []
@@ -421,3 +455,16 @@ def _find_front(
         across, up = (figure for figure in figures if figure is not None)
         found.append(FrontPoint(number=one.number, figures=(across, up), repeats=repeats))
     return tuple(found)
+
+
+def _observe(trials: Sequence[TrialRecord]) -> list[Observation]:
+    return [
+        Observation(number=one.number, point=one.point, outcome=Outcome(kind="ok", measurement=one.measurement))
+        for one in trials
+        if one.measurement is not None
+    ]
+
+
+def _merge_trials(facts: StudyFacts, trials: Sequence[TrialRecord]) -> list[Observation]:
+    """Each measured setting once, under its last trial's number."""
+    return history.merge_repeats(_observe(trials), lambda point: _canonical(facts.knobs, point))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,20 +25,25 @@ from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
 from freetoken.hardware.fingerprint import compute_fingerprint
 from freetoken.supervisor import register
-from freetoken.supervisor.locks import read_holder
+from freetoken.supervisor.locks import FileLock, read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
-from freetoken.tuner.deploying import DeployLauncher, pick_port
+from freetoken.tuner.deploying import LEAST_HANG_S, LONGEST_MEASUREMENT_S, DeployLauncher, pick_port
 from freetoken.tuner.facts import make_facts
+from freetoken.tuner.headline import Headline, make_headline
+from freetoken.tuner.history import average
+from freetoken.tuner.keeping import keep_trial, keep_winner
 from freetoken.tuner.method import Method
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
+from freetoken.tuner.pace import Pace
 from freetoken.tuner.record import StudyResult, is_ended, write_facts, write_result
-from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study, to_store_names
+from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
 from freetoken.tuner.storage import open_storage
 from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
-from freetoken.tuner.values import Observation, Point, TunerModel
+from freetoken.tuner.values import Measurement, Observation, Point, TunerModel
+from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -46,8 +52,6 @@ if TYPE_CHECKING:
     from freetoken.recipe.load import LoadedRecipe
     from freetoken.recipe.model import Recipe
 
-#: Share of the budget that is kept for the confirmation.
-CONFIRM_SHARE = 0.25
 SHORT_BUDGET_S = 600.0
 _BROKEN = ("crash", "hang", "garbage")
 
@@ -65,13 +69,21 @@ class TuneResult(TunerModel):
     starts: int
     crashes: int
     duration_s: float
+    #: What is to be run: what was confirmed to be better than the baseline, else the baseline.
     best: Point = {}
     best_figures: dict[str, float] = {}
+    #: The figures that stand for `best` and for `baseline`, with their intervals.
+    best_headline: Headline | None = None
     baseline: Point = {}
     baseline_words: str = ""
+    baseline_headline: Headline | None = None
+    #: What was held against the baseline and did not win; {} where it won, or nothing was found.
+    candidate: Point = {}
     missed: tuple[str, ...] = ()
     front: tuple[dict[str, Any], ...] = ()
     confirmation: Confirmation | None = None
+    #: True for a confirmed gain: only then `best` is written, kept and taken up by the next plan.
+    is_tuned: bool = False
     tuned_recipe: str | None = None
     soak: str = ""
     warnings: tuple[str, ...] = ()
@@ -118,15 +130,21 @@ class Session:
     on_progress: Callable[[Progress], None] = lambda progress: None
     #: Points of a shared bundle, in this machine's counts.
     find_seeds: Callable[[PlannedSite], Seeds] = lambda site: Seeds()
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         recipe = self.loaded.recipe
         self.objectives = pick_objectives(self.options.objectives or (recipe.tune.objective,))
         self.limits = make_limits(recipe.good_enough)
-        self.budget_s = self.options.budget_s or recipe.tune.budget
+        given_s = self.options.budget_s
+        self.budget_s = recipe.tune.budget if given_s is None else given_s
+        if not 0 < self.budget_s < math.inf:
+            raise UsageError(f"a budget of {self.budget_s:g} s holds no trial", hint="`ft tune RECIPE --budget 45m`")
         self.warnings: list[str] = []
         self._starts: set[int] = set()
-        self.began_s = time.monotonic()
+        #: The study's name in its storage, with the number of a repeated one.
+        self.kept_as = ""
+        self.began_s = self.clock()
 
     # -- preparing --------------------------------------------------------------------------------------------
 
@@ -193,13 +211,20 @@ class Session:
         """The whole of it. Raises RefusedError, UsageError, FtError; KeyboardInterrupt after giving back what ran."""
         site = self.prepare()
         self.study = self.study_name(site.request)
-        lock = register.device_lock(f"tune-{_device(site)}", purpose=f"ft tune of `{self.loaded.recipe.name}`")
+        with self._take_lock(site):
+            return self._run_locked(site)
+
+    def check_lock(self) -> None:
+        """Raises FtError where another study is at work on the device; what `run` would say, without beginning."""
+        self._take_lock(self.prepare()).release()
+
+    def _take_lock(self, site: PlannedSite) -> FileLock:
+        lock = register.study_lock(_device(site), purpose=f"ft tune of `{self.loaded.recipe.name}`")
         if not lock.try_acquire():
             holder = read_holder(lock.path)
             who = holder.describe() if holder else "another `ft tune`"
             raise FtError(f"one study at a time: {who} is at work on this device", hint="`ft tune --status` shows it")
-        with lock:
-            return self._run_locked(site)
+        return lock
 
     def _run_locked(self, site: PlannedSite) -> TuneResult:
         recipe = self.loaded.recipe
@@ -208,6 +233,7 @@ class Session:
         launcher = DeployLauncher(
             self.loaded, site, name, pick_port(), repeats=self._repeats(),
             seed=self.options.seed, log=lambda text: self.say("engine", text),
+            deadline_s=min(LONGEST_MEASUREMENT_S, max(LEAST_HANG_S, self.budget_s)),
         )  # fmt: skip
         launcher.stop()  # what a killed tuner left behind
         used_s = earlier.used_s if earlier is not None else 0.0
@@ -217,12 +243,51 @@ class Session:
             previous_run=earlier.previous_run if earlier else None,
             previous_name=earlier.previous_name if earlier else None,
         )  # fmt: skip
+        self._keep_status(phase="begin")
+        self.pace = Pace(launcher, self.clock)
+        self.pace.keep_back = lambda: self._reserve_s(site)
         search = self._make_search(site, launcher, used_s)
         with self._giving_back(launcher):
             end = search.run()
             result = self._finish(site, launcher, search, end)
-        self._keep_status(state="done", message=end.reason)
+        # What ran before may have failed to start again, and starting it took its time.
+        result = result.model_copy(
+            update={"duration_s": self._elapsed_s(), "warnings": (*self.warnings, *self._describe_overrun())}
+        )
+        write_result(search.study, StudyResult.of(result))
+        head = result.best_headline
+        self._keep_status(
+            state="done", message=end.reason, left_s=None, best_point=result.best,
+            best_figure=head.figure if head is not None else None,
+        )  # fmt: skip
         return result
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return self.clock() - self.began_s
+
+    def _left_s(self) -> float:
+        """Seconds of the budget that are left, those counted that earlier processes of the study used up."""
+        return self.budget_s - self.status.used_s - self._elapsed_s()
+
+    def _restore_s(self) -> float:
+        """Seconds that starting again what ran before takes; 0 where nothing ran."""
+        return self.pace.start_s() if self.status.previous_run is not None else 0.0
+
+    def _reserve_s(self, site: PlannedSite) -> float:
+        """Seconds of the budget that the search leaves: to confirm, and to start again what ran before."""
+        is_all_live = self.pace.can_resize and all(one.cost == "live" for one in site.space)
+        return self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
+
+    def _describe_overrun(self) -> tuple[str, ...]:
+        over_s = -self._left_s() - self.options.soak_s
+        if over_s < max(1.0, 0.01 * self.budget_s):
+            return ()
+        return (
+            f"the budget of {format_seconds(self.budget_s)} was exceeded by {format_seconds(over_s)}: a start or a "
+            "measurement that has begun is not cut short, and what ran before is started again in any case",
+        )
 
     def _repeats(self) -> int:
         """Rounds of a measurement: two, or one where the budget would not hold many of them."""
@@ -233,18 +298,18 @@ class Session:
         paths.state_dir().mkdir(parents=True, exist_ok=True)
         is_shared = self.options.storage is not None
         storage = open_storage(self.options.storage or f"sqlite:///{paths.studies_path()}", is_shared=is_shared)
-        left_s = max(0.0, self.budget_s - used_s) if self.options.is_resuming else self.budget_s
+        left_s = max(0.0, self._left_s())
         name = self._choose_study(storage, is_shared=is_shared)
         budget = Budget(
             seconds=left_s, trials=self.options.trials or recipe.tune.trials, starts=self.options.starts,
-            reserve_s=CONFIRM_SHARE * left_s,
         )  # fmt: skip
         seeds = Seeds() if self.options.is_resuming else self.find_seeds(site)
         search = Search(
-            site, launcher, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
+            site, self.pace, self.objectives, self.limits, budget, storage, name, seed=self.options.seed,
             say=self._show, on_trial=lambda one: self._record(site, launcher, one), seeds=seeds.points,
-            is_shared=is_shared,
+            is_shared=is_shared, pacing=self.pace, clock=self.clock,
         )  # fmt: skip
+        self.kept_as = search.name
         mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
         if search.seeded is not None:
@@ -308,44 +373,74 @@ class Session:
             crashes = [one.outcome.words for one in end.observations if one.outcome.words]
             raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
         baseline, words = self._baseline(site, end)
+        candidate, canonical = end.best.point, site.space.canonical
         confirmation = None
-        winner = end.best.point
-        if baseline is not None and site.space.canonical(baseline) != site.space.canonical(winner):
-            confirmation = confirm(
-                launcher, site.space, baseline, winner, self.objectives[0],
-                say=lambda text: self.say("confirm", text),
-            )  # fmt: skip
-            self.say("confirm", confirmation.describe())
-            # Without a gain the default stays, unless what was found did at least as well.
-            if confirmation.verdict == "worse" or (confirmation.gain or 0.0) < 0:
-                winner = baseline
-        elif baseline is not None:
+        if canonical(baseline) == canonical(candidate):
             words += "; nothing was found that beats it"
+        else:
+            confirmation = self._confirm(site, baseline, candidate)
+            self.say("confirm", confirmation.describe())
+        is_tuned = confirmation is not None and self._is_gain(confirmation)
+        winner = candidate if is_tuned else baseline
         soak = self._soak(launcher, winner)
         result = self._make_result(search, end, winner, baseline, words, confirmation)
-        figures = result.best_figures
-        written = self._write_recipe(site, winner, result, soak)
-        self._record_winner(site, launcher, winner, figures)
-        result = result.model_copy(update={"tuned_recipe": written, "soak": soak, "warnings": tuple(self.warnings)})
+        if confirmation is not None and not is_tuned:
+            result = result.model_copy(update={"candidate": canonical(candidate)})
+        if is_tuned and confirmation is not None and result.best_headline is not None:
+            written = self._write_recipe(site, winner, result, soak)
+            self._warn(keep_winner(site, search.name, winner, result.best_headline, confirmation))
+            result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
+        result = result.model_copy(update={"soak": soak, "warnings": tuple(self.warnings)})
         write_result(search.study, StudyResult.of(result))
         return result
 
-    def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point | None, str]:
+    def _confirm(self, site: PlannedSite, baseline: Point, candidate: Point) -> Confirmation:
+        """Both side by side, where the budget still holds that."""
+        key, canonical = site.space.start_key, site.space.canonical
+        shares_start = self.pace.can_resize and key(canonical(baseline)) == key(canonical(candidate))
+        needed_s, left_s = self.pace.confirmation_s(shares_start=shares_start), max(0.0, self._left_s())
+        if needed_s > left_s:
+            words = (
+                f"the budget of {format_seconds(self.budget_s)} was too short: {format_seconds(left_s)} were left, "
+                f"the confirmation takes about {format_seconds(needed_s)}"
+            )
+            return Confirmation(verdict="unfinished", objective=self.objectives[0].name, words=words)
+        return confirm(
+            self.pace, site.space, baseline, candidate, self.objectives[0],
+            say=lambda text: self.say("confirm", text), is_over=lambda: self._left_s() <= 0,
+        )  # fmt: skip
+
+    def _is_gain(self, confirmation: Confirmation) -> bool:
+        """Faster beyond doubt without missing a hard limit that the baseline keeps, or the only one to keep them."""
+        if not confirmation.baseline_blocks or not confirmation.winner_blocks:
+            return False
+        blocks = (confirmation.baseline_blocks, confirmation.winner_blocks)
+        before, after = (set(missed_limits(average(one), self.limits)) for one in blocks)
+        is_faster = confirmation.verdict == "gain"
+        if after < before and not is_faster:
+            self._warn(f"it is taken for keeping the hard limit on {_list(before - after)}, which the baseline misses")
+        elif is_faster and not after <= before:
+            self._warn(
+                f"it is not taken: it misses the hard limit on {_list(after - before)}, which the baseline keeps"
+            )
+        return after < before or (is_faster and after <= before)
+
+    def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point, str]:
         """The engine's default; where it did not start, the planner's safe plan, or the first point that worked."""
         default = next((one for one in end.observations if one.stage == "default"), None)
         if default is not None and default.measurement is not None:
             return default.point, "the engine's own default"
         why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
-        worked = next((one for one in end.observations if one.measurement is not None), None)
-        return (worked.point if worked else None), f"{why}; the first setting that worked stands for it"
+        worked = next(one for one in end.observations if one.measurement is not None)
+        return worked.point, f"{why}; the first setting that worked stands for it"
 
     def _soak(self, launcher: DeployLauncher, winner: Point) -> str:
         """Runs the workload over and over: growth of memory, slow-down, crashes. Empty where it was not asked for."""
         if self.options.soak_s <= 0:
             return ""
         outcome = launcher.start(winner)
-        ends_s, peaks, turns = time.monotonic() + self.options.soak_s, [], []
-        while outcome.kind == "ok" and time.monotonic() < ends_s:
+        ends_s, peaks, turns = self.clock() + self.options.soak_s, [], []
+        while outcome.kind == "ok" and self.clock() < ends_s:
             outcome = launcher.measure(is_unseen=True)
             if outcome.measurement is not None:
                 peaks.append(outcome.measurement.peak_bytes or 0)
@@ -357,12 +452,15 @@ class Session:
         return f"stable over {len(turns)} rounds: memory grew by {growth:+.0f} MiB, turn time {drift:+.1%}"
 
     def _make_result(
-        self, search: Search, end: SearchEnd, winner: Point, baseline: Point | None, words: str,
+        self, search: Search, end: SearchEnd, winner: Point, baseline: Point, words: str,
         confirmation: Confirmation | None,
     ) -> TuneResult:  # fmt: skip
         canonical = search.site.space.canonical
-        same = [one for one in end.observations if one.measurement and canonical(one.point) == canonical(winner)]
-        measurement = same[-1].measurement if same else None
+        proof = confirmation or Confirmation(verdict="unfinished", objective=self.objectives[0].name)
+        is_kept = canonical(winner) == canonical(baseline)
+        base = self._headline(search, end, baseline, proof.baseline_blocks)
+        best = base if is_kept else self._headline(search, end, winner, proof.winner_blocks)
+        measurement = best.measurement if best is not None else None
         figures = measurement.model_dump(exclude_none=True) if measurement is not None else {}
         front = tuple(
             {
@@ -375,10 +473,22 @@ class Session:
             study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
             objectives=tuple(one.name for one in self.objectives), reason=end.reason, trials=len(end.observations),
             starts=end.starts, crashes=sum(one.outcome.kind in _BROKEN for one in end.observations),
-            duration_s=time.monotonic() - self.began_s, best=canonical(winner), best_figures=figures,
-            baseline=baseline or {}, baseline_words=words, front=front, confirmation=confirmation,
+            duration_s=self._elapsed_s(), best=canonical(winner), best_figures=figures, best_headline=best,
+            baseline=baseline, baseline_words=words, baseline_headline=base, front=front, confirmation=confirmation,
             missed=missed_limits(measurement, self.limits) if measurement is not None else (),
         )  # fmt: skip
+
+    def _headline(
+        self, search: Search, end: SearchEnd, point: Point, blocks: Sequence[Measurement]
+    ) -> Headline | None:  # fmt: skip
+        """Over the blocks of the confirmation, else over every measurement of the search."""
+        if blocks:
+            return make_headline(blocks, self.objectives[0], is_unseen=True)
+        canonical = search.site.space.canonical
+        same = [
+            one.measurement for one in end.observations if one.measurement and canonical(one.point) == canonical(point)
+        ]
+        return make_headline(same, self.objectives[0])
 
     def _write_recipe(self, site: PlannedSite, winner: Point, result: TuneResult, soak: str) -> str:
         """`<name>.tuned.yaml` beside the recipe where that is a folder of the user's, else in the state folder."""
@@ -393,7 +503,12 @@ class Session:
         settings = fixed.recipe.settings
         tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
         confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
-        lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, soak]
+        heads = [
+            f"{name}: {head.describe()}"
+            for name, head in (("this", result.best_headline), ("baseline", result.baseline_headline))
+            if head is not None
+        ]
+        lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, *heads, soak]
         head = "".join(f"# {one}\n" for one in lines if one)
         text = head + dump_recipe(tuned, base_dir=self.loaded.base_dir)
         for folder in (self.loaded.path.parent if self.loaded.path else None, paths.state_dir() / "recipes"):
@@ -423,43 +538,16 @@ class Session:
 
     def _record(self, site: PlannedSite, launcher: DeployLauncher, one: Observation) -> None:
         """A row in the store for each trial that was measured; and where the study stands."""
-        figures = one.measurement.model_dump(exclude_none=True) if one.measurement is not None else None
-        if figures is not None:
-            self._put_row(site, "trial", launcher.settings_now(), figures, one.outcome.run_id)
+        if one.measurement is not None:
+            self._warn(keep_trial(site, self.kept_as, launcher.settings_now(), one.measurement, one.outcome.run_id))
         self._starts |= {one.start} - {0}
         # In a study of one's own starts are counted over all processes that worked on it; in a shared one they are not.
         starts = max(self.status.starts, one.start) if self.options.storage is None else len(self._starts)
         self._keep_status(trials=one.number + 1, starts=starts)
 
-    def _record_winner(
-        self, site: PlannedSite, launcher: DeployLauncher, winner: Point, figures: dict[str, float]
-    ) -> None:
-        canonical = site.space.canonical(winner)
-        forecast = site.forecast(winner)
-        strategy = forecast.settings.strategy if forecast is not None else None
-        settings = {one.name: canonical[one.name] for one in site.space if one.is_relevant(strategy)}
-        self._put_row(site, "tuned", settings, figures, None)
-
-    def _put_row(
-        self, site: PlannedSite, kind: str, settings: dict[str, Any], figures: dict[str, float], run_id: str | None
-    ) -> None:
-        from freetoken.store import open_store
-        from freetoken.store.rows import ResultRow
-
-        request = site.request
-        try:
-            with open_store() as store:
-                fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
-                row = ResultRow(
-                    run_id=run_id, machine_id=store.record_machine(request.hardware, fingerprint),
-                    recipe_name=request.recipe.name, workload=request.recipe.workload.name,
-                    engine=request.recipe.engine.name, engine_version=request.engine_version,
-                    model_name=request.shape.name, kind=kind, settings=settings, metrics=to_store_names(figures),
-                )  # fmt: skip
-                store.record_result(row)
-        except FtError as error:
-            if error.message not in self.warnings:
-                self.warnings.append(error.message)
+    def _warn(self, warning: str | None) -> None:
+        if warning is not None and warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _show(self, progress: Progress) -> None:
         best = {"best_figure": progress.best_figure} if progress.best_figure is not None else {}
@@ -470,9 +558,12 @@ class Session:
 
     def _keep_status(self, **changes: Any) -> None:
         before = self.status.used_s
-        elapsed_s = time.monotonic() - self.began_s
         self.status = self.status.model_copy(update=changes)
-        write_status(self.status.model_copy(update={"used_s": before + elapsed_s}))
+        write_status(self.status.model_copy(update={"used_s": before + self._elapsed_s()}))
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{one}`" for one in sorted(names))
 
 
 def _reclaimable(running: Any) -> Any:

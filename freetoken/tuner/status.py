@@ -43,6 +43,16 @@ class TuneStatus(TunerModel):
         return process is not None and is_alive(process)
 
 
+class Detached(TunerModel):
+    """A study that goes on in the background."""
+
+    kind: str = "detached"
+    process: int
+    log: str
+    #: False where it was still preparing when `ft` stopped looking.
+    has_begun: bool
+
+
 def folder() -> Path:
     """`<state>/tune`."""
     return paths.state_dir() / "tune"

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from freetoken.errors import FtError
 from freetoken.tuner import history as trials
@@ -24,6 +24,7 @@ from freetoken.tuner.seeds import fit_seeds
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import should_stop
 from freetoken.tuner.values import Observation, Outcome, Point
+from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -42,8 +43,18 @@ class Budget(NamedTuple):
     seconds: float | None = None
     trials: int | None = None
     starts: int | None = None
-    #: Kept back for the confirmation.
-    reserve_s: float = 0.0
+
+
+class Pacing(Protocol):
+    """What is known of how long things take; 0 where nothing is."""
+
+    def step_s(self, *, is_live: bool) -> float:
+        """Seconds of one more trial, in the start that runs or in a new one."""
+        ...
+
+    def reserve_s(self) -> float:
+        """Seconds of what follows the search, within the same budget."""
+        ...
 
 
 class Progress(NamedTuple):
@@ -91,6 +102,8 @@ class Search:
     is_shared: bool = False
     #: Points that somebody found on another machine: a new study tries the first that can run here before all else.
     seeds: Sequence[Point] = ()
+    #: Without it the search takes the whole of its seconds.
+    pacing: Pacing | None = None
     #: Told after every trial, e.g. to keep rows in the store.
     on_trial: Callable[[Observation], None] = lambda observation: None
     _running_key: tuple[object, ...] | None = field(default=None, init=False)
@@ -287,23 +300,40 @@ class Search:
     def _why_stop(self) -> str | None:
         history = trials.read_history(self.study)
         budget = self.budget
-        if budget.seconds is not None and self.clock() - self.began_s >= budget.seconds - budget.reserve_s:
-            return "the time is used up"
+        if (late := self._why_late(is_live=True)) is not None:
+            return late
         if budget.trials is not None and len(history) >= budget.trials:
-            return f"{budget.trials} trials were made"
+            return "1 trial was made" if budget.trials == 1 else f"{budget.trials} trials were made"
         if distinct_starts(history) >= HOPELESS_STARTS and not any(one.outcome.is_ok for one in history):
             return f"none of {distinct_starts(history)} starts worked"
         if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
-            return None
+            return self._why_late(is_live=False)
         self.sampler.running_start = self._running_start
         proposal = self.sampler.peek(self.study)
         if not proposal.is_live and budget.starts is not None and distinct_starts(history) >= budget.starts:
-            return f"{budget.starts} starts were made"
+            return "1 start was made" if budget.starts == 1 else f"{budget.starts} starts were made"
+        if not proposal.is_live and (late := self._why_late(is_live=False)) is not None:
+            return late
         if self.stop_rule is None or proposal.is_live:
             return None
         # Not by what a few repeats show: one slow measurement would end a search that has hardly begun.
         noise_ratio = self.method.said_noise(history)
         return self.stop_rule(proposal.gain, noise_ratio, history, self.objectives[0], self.limits)
+
+    def _why_late(self, *, is_live: bool) -> str | None:
+        """Why the time does not hold another trial with all that must follow the search; None where it does."""
+        left_s = self.left_s()
+        if left_s is None:
+            return None
+        needed_s = self.pacing.step_s(is_live=is_live) + self.pacing.reserve_s() if self.pacing is not None else 0.0
+        if left_s > needed_s:
+            return None
+        if left_s <= 0:
+            return "the time is used up"
+        return (
+            f"the time is used up: {format_seconds(left_s)} are left, another setting and its confirmation take about "
+            f"{format_seconds(needed_s)}"
+        )
 
 
 def _describe(outcome: Outcome, objectives: Sequence[Objective]) -> str:

@@ -47,7 +47,7 @@ def read_front(text):
     headings = re.split(r"  +", lines[begin + 1].strip())
     rows = []
     for line in lines[begin + 2 :]:
-        if line.startswith("  written"):
+        if line.startswith(("  written", "  kept")):
             break
         rows.append(dict(zip(headings, line.split(), strict=True)))
     return rows

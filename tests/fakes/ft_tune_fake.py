@@ -58,7 +58,7 @@ class ArithmeticLauncher:
         chunk = point["prefill_chunk_tokens"]
         decode_tps = (10 + 30 * share) * (1 - 0.05 * (chunk / 4096)) * (0.8 + 0.05 * point.get("cpu_threads", 1))
         ttft_s = 0.8 + 400 / chunk
-        factor = 1 + self.noise.gauss(0, 0.003)
+        factor = 1 + self.noise.gauss(0, 0.001)
         measurement = Measurement(
             decode_tps=decode_tps * factor, ttft_s=ttft_s * factor, turn_time_s=(ttft_s + 500 / decode_tps) * factor,
             hit_ratio=min(1.0, 1.2 * share / (0.2 + share)), noise_ratio=0.004,

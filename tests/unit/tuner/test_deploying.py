@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from freetoken.deploy import runs
 from freetoken.errors import FtError
 from freetoken.recipe.load import load_recipe
 from freetoken.tuner import deploying
@@ -52,3 +53,11 @@ def test_ports_of_trials_lie_below_those_of_outgoing_connections():
     found = {pick_port() for _ in range(20)}
     assert len(found) > 10
     assert all(20_000 <= port < 32_768 for port in found)
+
+
+def test_what_ran_for_the_study_leaves_no_declaration(launcher):
+    runs.write_declaration("demo", "20310504-093000-125-3fa9c2", is_wanted=True)
+    runs.write_declaration("demo-tune", "20310504-093000-125-3fa9c3", is_wanted=True)
+    launcher.stop()
+    assert [one.name for one in runs.read_declarations()] == ["demo"]
+    launcher.stop()  # harmless where there is none

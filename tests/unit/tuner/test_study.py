@@ -122,6 +122,7 @@ def test_budgets_of_time_and_starts_end_a_search():
     end = make_search(ScriptedLauncher(seed=2), budget=Budget(starts=2, trials=50), stop_rule=None).run()
     assert end.reason == "2 starts were made"
     assert end.starts == 2
+    assert make_search(ScriptedLauncher(seed=2), budget=Budget(trials=1)).run().reason == "1 trial was made"
 
 
 def test_two_objectives_give_a_front():

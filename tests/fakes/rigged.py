@@ -1,0 +1,80 @@
+"""In place of the launcher that starts engines: figures that a test chooses, by what is measured and on which prompts.
+
+Planner, session, study, storage and store around it are real.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freetoken.recipe.load import load_recipe
+from freetoken.recipe.model import GoodEnough
+from freetoken.tuner import session
+from freetoken.tuner.session import Options, Session
+from freetoken.tuner.values import Measurement, Outcome, Point
+
+REPO = Path(__file__).resolve().parents[2]
+#: Seconds of a turn and to the first token by point, whether the prompts are unseen, and the number of the measurement.
+Figures = Callable[[Point, bool, int], tuple[float, float]]
+
+
+class RiggedLauncher:
+    """Answers at once, or after a pause on `tick`."""
+
+    can_resize = True
+
+    def __init__(self, figures: Figures, tick: Callable[[str], None] = lambda kind: None) -> None:
+        self.figures, self.tick = figures, tick
+        self.point: Point = {}
+        self.log: list[str] = []
+
+    #: In place of the class, it is its own only instance.
+    def __call__(self, *_: Any, **__: Any) -> RiggedLauncher:
+        return self
+
+    def start(self, point: Point) -> Outcome:
+        return self._turn("start", point)
+
+    def resize(self, point: Point) -> Outcome:
+        return self._turn("resize", point)
+
+    def _turn(self, kind: str, point: Point) -> Outcome:
+        self.log.append(kind)
+        self.tick(kind)
+        self.point = dict(point)
+        return Outcome(kind="ok")
+
+    def measure(self, *, is_unseen: bool = False) -> Outcome:
+        self.log.append("unseen" if is_unseen else "measure")
+        self.tick("measure")
+        count = sum(one in ("unseen", "measure") for one in self.log)
+        turn_time_s, ttft_s = self.figures(self.point, is_unseen, count)
+        found = Measurement(decode_tps=400 / turn_time_s, ttft_s=ttft_s, turn_time_s=turn_time_s, noise_ratio=0.004)
+        return Outcome(kind="ok", measurement=found)
+
+    def stop(self) -> None:
+        self.point = {}
+
+    def settings_now(self) -> dict[str, Any]:
+        return dict(self.point)
+
+
+def make_session(
+    monkeypatch: Any, folder: Path, launcher: RiggedLauncher, *, clock: Callable[[], float] = time.monotonic,
+    targets: GoodEnough | None = None, **options: Any,
+) -> Session:  # fmt: skip
+    """`ft tune demo.yaml` in `folder`, with a state folder of its own."""
+    monkeypatch.setenv("FT_STATE", str(folder / "state"))
+    monkeypatch.setenv("FT_RUNTIME_DIR", str(folder / "run"))
+    monkeypatch.setattr(session, "DeployLauncher", launcher)
+    recipe = folder / "demo.yaml"
+    shutil.copy(REPO / "recipes" / "demo.yaml", recipe)
+    loaded = load_recipe(str(recipe))
+    if targets is not None:
+        loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"good_enough": targets}))
+    return Session(loaded, Options(**({"budget_s": 3600.0, "trials": 5} | options)), clock=clock)

@@ -1,0 +1,188 @@
+import math
+from collections import Counter
+
+import optuna
+import pytest
+
+from freetoken import paths
+from freetoken.errors import FtError, UsageError
+from freetoken.recipe.model import GoodEnough
+from freetoken.store import open_store
+from freetoken.store.rebuild import rebuild_from_runs
+from freetoken.tuner import status
+from freetoken.tuner.record import read_study
+from freetoken.tuner.status import read_status
+from tests.fakes.rigged import RiggedLauncher, make_session
+
+CHUNK = "prefill_chunk_tokens"
+
+
+class Rigged:
+    """Figures by whether a point is the first that was measured: seconds of a turn, and to the first token."""
+
+    def __init__(self, *, default=(10.0, 1.0), others=(6.0, 1.0), unseen=(6.0, 1.0)):
+        self.default, self.others, self.unseen, self.first = default, others, unseen, None
+
+    def __call__(self, point, is_unseen, count):
+        self.first = self.first or point
+        turn_time_s, ttft_s = self.default if point == self.first else self.unseen if is_unseen else self.others
+        return turn_time_s * (1 + 0.002 * (count % 3)), ttft_s
+
+
+class Watch:
+    """A clock that starts and measurements move, by so many seconds each."""
+
+    def __init__(self, **takes_s):
+        self.now_s, self.takes_s, self.counts = 1000.0, takes_s, Counter()
+
+    def __call__(self):
+        return self.now_s
+
+    def tick(self, kind):
+        takes = self.takes_s.get(kind, 0.0)
+        self.now_s += takes[min(self.counts[kind], len(takes) - 1)] if isinstance(takes, tuple) else takes
+        self.counts[kind] += 1
+
+
+@pytest.fixture
+def tune(monkeypatch, tmp_path):
+    def run(figures, watch=None, **options):
+        launcher = RiggedLauncher(figures, watch.tick if watch else lambda kind: None)
+        return make_session(monkeypatch, tmp_path, launcher, **({"clock": watch} if watch else {}), **options).run()
+
+    return run
+
+
+def list_rows(folder, kind):
+    with open_store(folder / "state" / "ft.db") as store:
+        return store.list_results(kind=kind)
+
+
+def read_record(folder, name):
+    return read_study(optuna.storages.RDBStorage(f"sqlite:///{folder / 'state' / 'studies.db'}"), name)
+
+
+def test_a_confirmed_gain_is_written_kept_and_told_with_the_same_figures_everywhere(tune, tmp_path):
+    result = tune(Rigged(unseen=(7.0, 1.0)))
+    assert (result.confirmation.verdict, result.is_tuned, result.candidate) == ("gain", True, {})
+    blocks = [one.turn_time_s for one in result.confirmation.winner_blocks]
+    head = result.best_headline
+    # Of the search the winner knows 6 s; on unseen prompts it takes 7.
+    assert head.figure == result.best_figures["turn_time_s"] == sum(blocks) / 2
+    assert head.low < head.figure < head.high
+    assert result.baseline_headline.figure == pytest.approx(10.0, rel=0.01)
+    text = (tmp_path / "demo.tuned.yaml").read_text()
+    assert f"# this: {head.describe()}" in text
+    (row,) = list_rows(tmp_path, "tuned")
+    assert row.metrics["turn_time_s"] == head.figure
+    assert row.metrics["turn_time_s_low"] == head.low
+    assert row.metrics["gain_ratio"] == result.confirmation.gain
+    assert row.settings[CHUNK] == result.best[CHUNK]
+    record = read_record(tmp_path, result.study)
+    assert (record.best_figures, record.baseline_figures) == (head, result.baseline_headline)
+    assert read_status(result.study).best_figure == head.figure
+
+
+@pytest.mark.parametrize(("unseen_s", "verdict"), [(10.02, "no gain"), (14.0, "worse")])
+def test_without_a_confirmed_gain_the_baseline_stays_and_nothing_is_written(tune, tmp_path, unseen_s, verdict):
+    result = tune(Rigged(unseen=(unseen_s, 1.0)))
+    assert (result.confirmation.verdict, result.is_tuned, result.tuned_recipe) == (verdict, False, None)
+    assert result.best == result.baseline
+    assert result.candidate != result.baseline
+    assert result.best_headline == result.baseline_headline
+    assert not (tmp_path / "demo.tuned.yaml").exists()
+    assert list_rows(tmp_path, "tuned") == ()
+    assert len(list_rows(tmp_path, "trial")) == result.trials
+    record = read_record(tmp_path, result.study)
+    assert record.trial(record.candidate).point[CHUNK] == result.candidate[CHUNK]
+    assert record.candidate_figures.figure == pytest.approx(unseen_s, rel=0.01)
+
+
+def test_a_study_that_found_nothing_leaves_what_an_earlier_one_confirmed(tune, tmp_path):
+    tune(Rigged())
+    before = (tmp_path / "demo.tuned.yaml").read_bytes(), list_rows(tmp_path, "tuned")
+    result = tune(Rigged(), trials=1)
+    assert (result.trials, result.reason, result.confirmation, result.is_tuned) == (1, "1 trial was made", None, False)
+    assert result.baseline_words.endswith("nothing was found that beats it")
+    assert ((tmp_path / "demo.tuned.yaml").read_bytes(), list_rows(tmp_path, "tuned")) == before
+
+
+def test_what_alone_keeps_a_hard_limit_is_taken_though_it_is_no_faster(tune):
+    # The default answers late; the others do not, and take as long for the whole.
+    figures = Rigged(default=(10.0, 3.0), others=(10.02, 1.0), unseen=(10.02, 1.0))
+    result = tune(figures, targets=GoodEnough(ttft_p95="2s"))
+    assert (result.confirmation.verdict, result.is_tuned, result.missed) == ("no gain", True, ())
+    assert result.warnings == ("it is taken for keeping the hard limit on `ttft_p95`, which the baseline misses",)
+
+
+def test_what_is_faster_and_breaks_a_hard_limit_on_unseen_prompts_is_not_taken(tune):
+    result = tune(Rigged(unseen=(6.0, 3.0)), targets=GoodEnough(ttft_p95="2s"))
+    assert (result.confirmation.verdict, result.is_tuned, result.missed) == ("gain", False, ())
+    assert result.warnings == ("it is not taken: it misses the hard limit on `ttft_p95`, which the baseline keeps",)
+
+
+def test_search_and_confirmation_fit_into_the_budget(tune):
+    watch = Watch(start=10.0, resize=1.0, measure=5.0)
+    result = tune(Rigged(), watch, budget_s=150.0, trials=50)
+    assert result.is_tuned
+    assert (result.duration_s, result.warnings) == (watch.now_s - 1000, ())
+    assert 75 < result.duration_s <= 150
+
+
+def test_a_budget_that_became_too_short_to_confirm_says_so_and_changes_nothing(tune, tmp_path):
+    # The second start takes so much longer than the first that the time for the confirmation is gone.
+    result = tune(Rigged(), Watch(start=(10.0, 40.0), measure=5.0), budget_s=100.0, trials=50)
+    words = result.confirmation.describe()
+    assert words.startswith("not confirmed: the budget of 1 min 40 s was too short: ")
+    assert " s were left, the confirmation takes about " in words
+    assert not result.is_tuned
+    assert not (tmp_path / "demo.tuned.yaml").exists()
+    assert result.duration_s <= 100
+
+
+def test_a_confirmation_ends_with_the_budget(tune):
+    # Measurements get slower and slower once the search is over.
+    watch = Watch(start=10.0, measure=(5.0, 5.0, 60.0))
+    result = tune(Rigged(), watch, budget_s=100.0, trials=2)
+    assert result.confirmation.describe() == "not confirmed: the budget ended after 2 of 4 measurements"
+    assert not result.is_tuned
+
+
+def test_a_budget_of_less_than_one_trial_is_exceeded_in_words(tune):
+    result = tune(Rigged(), Watch(start=10.0, measure=5.0), budget_s=5.0)
+    assert (result.trials, result.is_tuned, result.duration_s) == (1, False, 15.0)
+    assert result.warnings == (
+        "the budget of 5.00 s was exceeded by 10.0 s: a start or a measurement that has begun is not cut short, and "
+        "what ran before is started again in any case",
+    )
+
+
+def test_all_rows_of_a_study_come_back_when_the_database_is_lost(tune, tmp_path):
+    def read_rows():
+        with open_store(tmp_path / "state" / "ft.db") as store:
+            return [one.model_dump(exclude={"id"}) for one in store.list_results()]
+
+    result = tune(Rigged())
+    before = read_rows()
+    assert [one["kind"] for one in before] == ["tuned", *["trial"] * result.trials]
+    (tmp_path / "state" / "ft.db").unlink()
+    report = rebuild_from_runs(paths.runs_dir(), paths.database_path(), status.folder())
+    assert (report.results, report.skipped) == (len(before), ())
+    assert read_rows() == before
+
+
+def test_a_second_study_on_the_device_is_refused_before_anything_is_started(monkeypatch, tmp_path):
+    session = make_session(monkeypatch, tmp_path, RiggedLauncher(Rigged()))
+    session.check_lock()
+    with session._take_lock(session.prepare()):
+        other = make_session(monkeypatch, tmp_path, RiggedLauncher(Rigged()))
+        with pytest.raises(FtError, match="one study at a time: ft tune of `demo`"):
+            other.check_lock()
+    session.check_lock()
+
+
+@pytest.mark.parametrize("budget_s", [0.0, -5.0, math.nan, math.inf])
+def test_a_budget_that_is_no_time_is_refused_with_an_example(monkeypatch, tmp_path, budget_s):
+    with pytest.raises(UsageError, match="holds no trial") as caught:
+        make_session(monkeypatch, tmp_path, RiggedLauncher(Rigged()), budget_s=budget_s)
+    assert (caught.value.exit_code, caught.value.hint) == (2, "`ft tune RECIPE --budget 45m`")
