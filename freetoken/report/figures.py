@@ -85,10 +85,14 @@ def draw_front(study: StudyRecord, tell: Callable[[TrialRecord], str]) -> Drawin
         )
     ]  # fmt: skip
     data.append(_points("front", front, tell, mode="lines+markers", colour=BLUE, size=10))
-    for name, number, symbol, colour in (
-        ("baseline", study.baseline, "diamond", ORANGE), ("best", study.best, "star", GREEN),
-    ):  # fmt: skip
-        marked = [at[number]] if number is not None and number in at else []
+    for name, number, head, symbol, colour in (
+        ("baseline", study.baseline, study.baseline_figures, "diamond", ORANGE),
+        ("best", study.best, study.best_figures, "star", GREEN),
+    ):
+        marked = []
+        if number is not None and number in at and head is not None:
+            x, y = across.read(head.measurement), up.read(head.measurement)
+            marked = [(at[number][0], x, y)] if x is not None and y is not None else []
         data.append(_points(name, marked, tell, symbol=symbol, colour=colour, size=15))
     return Drawing("front", title, caption, _drawn(data), _layout(axis_title(across), axis_title(up)))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from freetoken.units import format_bytes, format_seconds, format_significant
 
 if TYPE_CHECKING:
+    from freetoken.tuner.headline import Headline
     from freetoken.tuner.record import StudyRecord, TrialRecord
     from freetoken.tuner.space import Parameter
     from freetoken.tuner.values import Measurement
@@ -114,16 +115,24 @@ def list_facts(study: StudyRecord) -> list[tuple[str, str]]:
 
 def describe_winner(study: StudyRecord) -> list[str]:
     """What is proven of the winner, one sentence each."""
-    best, result = study.trial(study.best), study.result
+    best, result, tried = study.trial(study.best), study.result, study.trial(study.candidate)
     if best is None:
         return ["No setting could be measured, so there is no winner."]
-    found = [f"The best is trial {best.number}; the baseline is {_describe_baseline(study)}."]
+    if tried is not None:
+        found = [f"The baseline stays: {_describe_baseline(study)}. Trial {tried.number} was found and not taken."]
+    else:
+        found = [f"The best is trial {best.number}; the baseline is {_describe_baseline(study)}."]
     if result is None:
         found.append("It was not held against the baseline on unseen prompts.")
     elif result.confirmation is not None:
         found.append(f"Held against the baseline: {result.confirmation.describe()}.")
     else:
         found.append("Nothing beat the baseline, so there was nothing to confirm.")
+    found += [
+        f"{name}: {head.describe()}."
+        for name, head in (("Baseline", study.baseline_figures), (name_rival(study).capitalize(), _rival(study)))
+        if head is not None
+    ]
     missed = result.missed if result is not None else best.missed
     if missed:
         found.append(f"It misses the hard limit on {', '.join(missed)}.")
@@ -135,15 +144,24 @@ def describe_winner(study: StudyRecord) -> list[str]:
     return found
 
 
+def name_rival(study: StudyRecord) -> str:
+    """What stands beside the baseline: the best, or what was found and not taken."""
+    return "best" if study.candidate is None else "found, not taken"
+
+
+def _rival(study: StudyRecord) -> Headline | None:
+    return study.best_figures if study.candidate is None else study.candidate_figures
+
+
 def compare_figures(study: StudyRecord) -> list[FigureRow]:
-    """Figures of the baseline and of the best side by side."""
-    base, best = study.trial(study.baseline), study.trial(study.best)
-    if best is None or best.measurement is None:
+    """Figures of the baseline and of the best (or of what was not taken) side by side, over all that was measured."""
+    base, best = study.baseline_figures, _rival(study)
+    if best is None:
         return []
     rows: list[FigureRow] = []
     for label, read, is_less_better in _FIGURES:
         new = read(best.measurement)
-        old = read(base.measurement) if base is not None and base.measurement is not None else None
+        old = read(base.measurement) if base is not None else None
         if new is None and old is None:
             continue
         if any(

@@ -37,7 +37,7 @@ def test_the_front_shows_every_measured_trial_once_and_marks_baseline_and_best(s
     traces = by_name(by_key(draw_all(study))["front"])
     measured = [one for one in study.trials if one.measurement]
     assert sorted(traces["measured"]["x"]) == sorted(one.measurement.ttft_s for one in measured)
-    best = study.trial(study.best).measurement
+    best = study.best_figures.measurement
     assert (traces["best"]["x"], traces["best"]["y"]) == ([best.ttft_s], [best.decode_tps])
     assert traces["front"]["y"] == [one.figures[1] for one in study.front]
     assert traces["front"]["x"] == sorted(traces["front"]["x"])

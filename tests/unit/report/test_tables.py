@@ -2,6 +2,7 @@ import shlex
 
 from freetoken.report import tables
 from freetoken.tuner.confirm import Confirmation
+from freetoken.tuner.history import average
 from freetoken.tuner.record import StudyResult
 
 
@@ -32,7 +33,9 @@ def test_the_winner_is_told_with_its_interval_or_that_there_is_no_gain(study):
 
 def test_figures_of_baseline_and_best_stand_side_by_side_with_the_change(study):
     rows = {row.label: row for row in tables.compare_figures(study)}
-    base, best = study.trial(study.baseline).measurement, study.trial(study.best).measurement
+    # Those of the confirmation, not of a trial that happened to be fast.
+    proof = study.results[0].confirmation
+    base, best = (average(one) for one in (proof.baseline_blocks, proof.winner_blocks))
     turn = rows["turn time (s)"]
     assert turn.change == f"{best.turn_time_s / base.turn_time_s - 1:+.1%}"
     assert turn.is_better == (best.turn_time_s < base.turn_time_s)
@@ -89,12 +92,28 @@ def test_results_of_other_processes_are_told_too(study):
 
 
 def test_a_figure_that_is_another_under_a_second_name_is_told_once(study):
-    def same(one):
-        found = one.measurement
-        told = found and found.model_copy(update={"ttft_p95_s": found.ttft_s, "total_decode_tps": 4 * found.decode_tps})
-        return one.model_copy(update={"measurement": told})
+    def same(head):
+        found = head.measurement
+        told = found.model_copy(update={"ttft_p95_s": found.ttft_s, "total_decode_tps": 4 * found.decode_tps})
+        return head.model_copy(update={"measurement": told})
 
-    told = study.model_copy(update={"trials": tuple(same(one) for one in study.trials)})
+    heads = {"baseline_figures": same(study.baseline_figures), "best_figures": same(study.best_figures)}
+    told = study.model_copy(update=heads)
     labels = [row.label for row in tables.compare_figures(told)]
     assert "TTFT p95 (s)" not in labels
     assert "decode of all requests (tok/s)" in labels
+
+
+def test_what_was_found_and_not_taken_stands_beside_the_baseline_under_that_name(study):
+    told = study.model_copy(
+        update={"candidate": study.best, "candidate_figures": study.best_figures, "best": study.baseline,
+                "best_figures": study.baseline_figures}
+    )  # fmt: skip
+    assert tables.name_rival(told) == "found, not taken"
+    assert tables.compare_figures(told) == tables.compare_figures(study)
+    words = tables.describe_winner(told)
+    assert words[0] == (
+        f"The baseline stays: trial {study.baseline}, {study.baseline_words}. Trial {study.best} was found and not "
+        "taken."
+    )
+    assert words[-1] == f"Found, not taken: {study.best_figures.describe()}."
