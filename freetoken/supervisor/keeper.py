@@ -58,6 +58,8 @@ from freetoken.supervisor.watchdog import END_KINDS, Watchdog
 STOPPED, FAILED, ALREADY_KEPT = 0, 1, 3
 #: After `/health` says `error` an engine usually ends by itself; this long it may take.
 ERROR_LINGER_S = 15.0
+#: An engine of ours that is gone has an exit code; so long it is waited for.
+_CODE_WAIT_S = 5.0
 _STARTING_POLL_S, _FAST_POLL_S, _FAST_FOR_S = 1.0, 0.1, 10.0
 
 
@@ -301,17 +303,18 @@ class Keeper:
     def _judge_exit(self, look: HealthLook) -> tuple[EndKind, str]:
         """What an exit that nobody asked the keeper for means."""
         code = self._exit_code
-        self._event("engine_exited", f"engine ended with {describe_exit(code)}", is_durable=True, exit_code=code)
+        how = describe_exit(code, is_adopted=not self._is_child)
+        self._event("engine_exited", f"engine ended with {how}", is_durable=True, exit_code=code)
         if problem := self.log.find_end_problem():
-            return "log_full", f"engine ended with {describe_exit(code)}; {problem}"
+            return "log_full", f"engine ended with {how}; {problem}"
         said = self.state.health.get("message") if self.state.health.get("status") == "error" else ""
         if said:
-            return "crash", f"engine ended with {describe_exit(code)}: {said}"
+            return "crash", f"engine ended with {how}: {said}"
         # A loading engine that exits with 0 has not been stopped by anybody: it gave up.
         if self.state.state == "ready" and code in (0, -signal.SIGTERM, -signal.SIGINT):
-            return "", f"engine was stopped by somebody else ({describe_exit(code)})"
+            return "", f"engine was stopped by somebody else ({how})"
         before = "" if self.state.state == "ready" else ", before it was ready"
-        return "crash", f"engine ended with {describe_exit(code)}{before}"
+        return "crash", f"engine ended with {how}{before}"
 
     # -- the log ----------------------------------------------------------------------------------------------
 
@@ -342,12 +345,17 @@ class Keeper:
 
     def _wait_exit(self, timeout_s: float) -> bool:
         """Waits for the engine's end or a signal, `timeout_s` at most; True when the engine is gone."""
-        if self._pidfd is None or not is_alive(self.state.engine):
-            self._reap()
-            return True
-        self._waker.wait(timeout_s, self._pidfd)
+        if is_alive(self.state.engine):
+            self._waker.wait(timeout_s, *(() if self._pidfd is None else (self._pidfd,)))
         self._reap()
-        return not is_alive(self.state.engine)
+        if is_alive(self.state.engine):
+            return False
+        # What /proc no longer shows as running may be a moment away from being collected.
+        deadline = time.monotonic() + _CODE_WAIT_S
+        while self._is_child and self._exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self._reap()
+        return True
 
     def _reap(self) -> None:
         """Collects every child that ended: the engine, and orphans that were handed to this process."""

@@ -191,10 +191,10 @@ def make_base_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("FT_RUN_")}
 
 
-def describe_exit(code: int | None) -> str:
-    """`code 3`, `SIGKILL (-9)`."""
+def describe_exit(code: int | None, *, is_adopted: bool = False) -> str:
+    """`code 3`, `SIGKILL (-9)`; an adopted engine is not our child, so nobody tells us its code."""
     if code is None:
-        return "an unknown code (it was adopted)"
+        return "an unknown code (it was adopted)" if is_adopted else "an unknown code"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"{signal.Signals(-code).name} ({code})"

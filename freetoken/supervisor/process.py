@@ -59,11 +59,16 @@ class Stat:
     start_ticks: int
     cpu_s: float
     major_faults: int
+    thread_count: int = 1
 
     @property
     def is_running(self) -> bool:
-        """False for a zombie: it holds no memory and serves nobody."""
-        return self.state not in "ZXx"
+        """False for a zombie: it holds no memory and serves nobody.
+
+        A process is shown as one when its first thread has ended. While others have not (the last one gives the memory
+        back, which takes a large engine a second), it lives, and nobody can have its exit code yet.
+        """
+        return self.state not in "Xx" and (self.state != "Z" or self.thread_count > 1)
 
 
 def read_boot_id() -> str:
@@ -92,6 +97,7 @@ def read_stat(pid: int) -> Stat | None:
         start_ticks=int(part[19]),
         cpu_s=sum(int(one) for one in part[11:15]) / _CLOCK_TICKS,
         major_faults=int(part[9]),
+        thread_count=int(part[17]),
     )
 
 

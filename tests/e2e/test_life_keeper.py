@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 import signal
@@ -77,6 +78,26 @@ def test_an_engine_that_was_never_proven_is_not_restarted(lab: Lab) -> None:
     failed = lab.wait_state(run_dir, "failed")
     expected = ("crash", "engine ended with code 3, before it was ready", 3, 0)
     assert (failed.kind, failed.cause, failed.exit_code, failed.restarts) == expected
+
+
+#: Its first thread ends before the process does, as when the kernel takes back the memory of a large one.
+SLOW_DEATH = """
+import ctypes, os, signal, threading, time
+def die():
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=die).start()
+ctypes.CDLL(None).syscall({exit_thread}, 0)
+"""
+
+
+def test_an_engine_whose_first_thread_is_gone_already_is_waited_for_and_its_end_is_known(lab: Lab) -> None:
+    exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    argv = (sys.executable, "-c", SLOW_DEATH.format(exit_thread=exit_thread))
+    run_dir = lab.write_launch(is_proven=False, argv=argv)
+    assert lab.start_keeper(run_dir).wait(60) == 1
+    failed = lab.wait_state(run_dir, "failed")
+    assert (failed.cause, failed.exit_code) == ("engine ended with SIGKILL (-9), before it was ready", -9)
 
 
 def test_sigterm_to_the_engine_from_outside_is_a_stop_and_not_a_crash(lab: Lab) -> None:
