@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from freetoken.cli.output import Align, emit, examples, json_option, note, print_table
-from freetoken.cli.params import read_api_key
+from freetoken.cli.params import EngineUrl, read_api_key
 from freetoken.errors import TargetMissedError
 from freetoken.units import format_seconds, format_significant, parse_seconds
 
@@ -52,7 +52,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     "--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Rounds, fresh prompts each."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Which text the prompts are made of.")
-@click.option("--base-url", metavar="URL", help="Any engine with the OpenAI API, instead of a deployment.")
+@click.option(
+    "--base-url", type=EngineUrl(), metavar="URL", help="Any engine with the OpenAI API, instead of a deployment."
+)
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the engine's API key.")
 @click.option("--limit", "deadline_s", type=Duration(), metavar="TIME", help="Give up after so long, e.g. `15m`.")
 @click.option("--strict", is_flag=True, help="Exit 5 where a target of the recipe's `good_enough` is missed.")
@@ -94,8 +96,7 @@ def _find_target(name: str | None, base_url: str | None, api_key_env: str | None
     if base_url is not None:
         if name is not None:
             raise UsageError("give the name of a deployment or `--base-url`, not both")
-        address = base_url if "://" in base_url else f"http://{base_url}"
-        return Target(address, address, key)
+        return Target(base_url, base_url, key)
     found = find_one(name)
     own = found.launch.api_key_env if found.launch else None
     return find_target(found, key or (os.environ.get(own) if own else None))

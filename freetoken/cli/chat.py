@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freetoken.cli.output import examples, json_option, note
+from freetoken.cli.output import describe_error, examples, json_option, note, print_error, to_json
 from freetoken.cli.params import target_options
 from freetoken.cli.target import connect
-from freetoken.errors import FtError
+from freetoken.errors import FtError, UsageError
 
 if TYPE_CHECKING:
     from freetoken.adapters.control import ControlClient
 
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+#: A line that is meant for `ft chat` and not for the model; a path has a second slash, a sentence a blank.
+_COMMAND = re.compile(r"/[\w?-]*\s*")
 
 
 @click.command("chat", epilog=examples("ft chat", 'echo "What is a mixture of experts?" | ft chat --max-tokens 200'))
@@ -31,7 +34,10 @@ def command(
     name: str | None, base_url: str | None, api_key_env: str | None, timeout_s: float, system: str | None,
     max_tokens: int | None, temperature: float | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Chat with the running model."""
+    """Chat with the running model.
+
+    Piped, a line is a turn. With `--json` all answers come as one document at the end.
+    """
     options = {"max_tokens": max_tokens, "temperature": temperature}
     with connect(name, base_url, api_key_env, timeout_s) as client:
         chat = Chat(
@@ -52,10 +58,26 @@ class Chat:
         self._client, self._options, self._as_json = client, options, as_json
         self._start = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self._start)
+        self.answers: list[dict[str, Any]] = []
 
     def run(self, lines: Iterable[str], *, is_terminal: bool = False) -> int:
-        """One turn a line; 1 where a turn failed (a terminal goes on after telling it)."""
-        code = 0
+        """One turn a line; the exit code (a terminal goes on after telling what failed).
+
+        Raises UsageError where a pipe says nothing.
+        """
+        if not self._as_json:
+            return self._run(lines, is_terminal)
+        document: dict[str, Any] = {"answers": self.answers}
+        try:
+            code = self._run(lines, is_terminal)
+        except FtError as error:
+            document["error"], code = describe_error(error), error.exit_code
+            print_error(error)
+        click.echo(to_json(document))
+        return code
+
+    def _run(self, lines: Iterable[str], is_terminal: bool) -> int:
+        code, has_spoken = 0, False
         for line in lines:
             text = line.strip()
             if text in ("/exit", "/quit"):
@@ -64,8 +86,13 @@ class Chat:
                 self.messages = list(self._start)
             elif text in ("/help", "/?"):
                 note(HELP)
+            elif _COMMAND.fullmatch(line):
+                note(f"`{text}` is no command: {HELP}; a blank before it sends it to the model")
+                code, has_spoken = UsageError.exit_code, True
             elif text:
-                code = max(code, self._turn(line, is_terminal))
+                code, has_spoken = max(code, self._turn(line, is_terminal)), True
+        if not has_spoken and not is_terminal:
+            raise UsageError("nothing was said: stdin is empty", hint='echo "What is a mixture of experts?" | ft chat')
         return 0 if is_terminal else code
 
     def _turn(self, line: str, is_terminal: bool) -> int:
@@ -106,9 +133,7 @@ class Chat:
                         click.echo(piece, nl=False)
         answer = "".join(pieces)
         if self._as_json:
-            from freetoken.cli.output import to_json
-
-            click.echo(to_json({"role": "assistant", "content": answer, "usage": usage}))
+            self.answers.append({"role": "assistant", "content": answer, "usage": usage})
         else:
             click.echo("")
         return answer, usage

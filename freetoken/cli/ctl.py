@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from freetoken.cli.output import Align, emit, examples, json_option, note, print_table, to_json
-from freetoken.cli.params import TokenCount, target_options
+from freetoken.cli.params import TokenCount, WaitTime, target_options
 from freetoken.cli.target import connect
 from freetoken.units import format_seconds, format_significant
 
@@ -73,7 +73,13 @@ def cache_status(obj: dict[str, Any], as_json: bool) -> None:
 @click.option("--moe", type=TokenCount(), metavar="N", help="Expert slots.")
 @click.option("--kv", type=TokenCount(), metavar="TOKENS", help="Tokens of KV, rounded up to whole pages.")
 @click.option(
-    "--wait", "wait_s", type=float, default=300.0, show_default=True, help="Seconds to wait for a busy engine."
+    "--wait",
+    "wait_s",
+    type=WaitTime(),
+    default=300.0,
+    show_default=True,
+    metavar="TIME",
+    help="Seconds to wait for a busy engine.",
 )
 @json_option
 @click.pass_obj

@@ -178,18 +178,20 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def describe_error(error: FtError) -> dict[str, Any]:
+    """`error` as a part of a document."""
+    return {
+        "message": error.message,
+        "hint": error.hint,
+        "details": list(error.details),
+        "exit_code": error.exit_code,
+    }
+
+
 def print_error(error: FtError, *, as_json: bool = False) -> None:
     """`error:` with all its findings and the hint on stderr; with `as_json` the same as a document on stdout."""
     if as_json:
-        document = {
-            "error": {
-                "message": error.message,
-                "hint": error.hint,
-                "details": list(error.details),
-                "exit_code": error.exit_code,
-            }
-        }
-        click.echo(to_json(document))
+        click.echo(to_json({"error": describe_error(error)}))
     has_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     for index, line in enumerate((error.message, *error.details)):
         label = "error: " if index == 0 else "       "

@@ -24,4 +24,4 @@ def connect(
 
     if name is not None:
         raise UsageError("give `--name` or `--base-url`, not both")
-    return ControlClient(base_url if "://" in base_url else f"http://{base_url}", key, timeout_s)
+    return ControlClient(base_url, key, timeout_s)

@@ -10,6 +10,7 @@ import click
 
 from freetoken.cli.complete import complete_workload
 from freetoken.cli.output import Align, emit, examples, json_option, note, print_table
+from freetoken.cli.params import EngineUrl
 from freetoken.errors import UsageError
 from freetoken.units import format_tokens
 
@@ -104,7 +105,7 @@ def _read_sample(workload: Any, base_dir: Path | None) -> str:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", required=True, help="The new recording.")
 @click.option("--requests", "most", type=click.IntRange(1), metavar="N", help="End after N requests; else by Ctrl-C.")
 @click.option("--name", metavar="NAME", help="Which deployment; needed where several run.")
-@click.option("--base-url", metavar="URL", help="Address of an engine, instead of a deployment's.")
+@click.option("--base-url", type=EngineUrl(), metavar="URL", help="Address of an engine, instead of a deployment's.")
 @json_option
 def record_command(
     port: int | None, source: Path | None, out: Path, most: int | None, name: str | None, base_url: str | None,
@@ -163,7 +164,7 @@ def _record(port: int, out: Path, most: int | None, name: str | None, base_url: 
             is_done.set()
 
     try:
-        with RecordingProxy(address if "://" in address else f"http://{address}", port, keep) as proxy:
+        with RecordingProxy(address, port, keep) as proxy:
             note(f"recording what is asked of http://127.0.0.1:{proxy.port}/v1 for {address}; Ctrl-C ends it")
             while not is_done.wait(0.5):
                 pass

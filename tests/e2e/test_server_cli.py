@@ -143,12 +143,83 @@ def test_a_piped_chat_answers_each_line_with_the_conversation_so_far(
     assert prompts[2] < prompts[0] < prompts[1]
 
 
-def test_a_chat_prints_documents_with_json_and_cuts_at_max_tokens(
+def test_a_chat_prints_one_document_with_json_and_cuts_at_max_tokens(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, _ = chat(capsys, monkeypatch, "[[abcdef]]\n", "--base-url", url, "--json", "--max-tokens", "3")
-    answer = json.loads(out)
-    assert (code, answer["content"], answer["usage"]["completion_tokens"]) == (0, "abc", 3)
+    code, out, _ = chat(capsys, monkeypatch, "[[abcdef]]\n[[x]]\n", "--base-url", url, "--json", "--max-tokens", "3")
+    document = json.loads(out)
+    assert (code, [one["content"] for one in document["answers"]]) == (0, ["abc", "x"])
+    assert document["answers"][0]["usage"]["completion_tokens"] == 3
+
+
+def test_a_chat_that_fails_keeps_the_answers_so_far_in_its_one_document(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "[[fine]]\n" + "x" * 5000 + "\n"
+    code, out, err = chat(capsys, monkeypatch, lines, "--base-url", url, "--json")
+    document = json.loads(out)
+    assert (code, [one["content"] for one in document["answers"]]) == (1, ["fine"])
+    assert "prompt is too long: " in document["error"]["message"]
+    assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_chat_with_nothing_to_say_is_wrong_usage(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    code, out, err = chat(capsys, monkeypatch, "\n", "--base-url", url, *more)
+    assert (code, err.splitlines()[0]) == (2, "error: nothing was said: stdin is empty")
+    assert out == "" if not more else json.loads(out)["error"]["exit_code"] == 2
+
+
+def test_a_command_that_the_chat_does_not_know_is_not_sent_to_the_model(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "/nosuch\n /said [[a]]\n/usr/bin [[b]]\n/etc is [[c]]\n"
+    code, out, err = chat(capsys, monkeypatch, lines, "--base-url", url)
+    assert (code, out) == (2, "a\nb\nc\n")
+    assert err.startswith("`/nosuch` is no command: /reset forgets the conversation, /exit")
+
+
+@pytest.mark.parametrize("suffix", ["/", "/v1", "/v1/"])
+def test_the_address_that_apply_prints_is_taken_everywhere(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    assert json.loads(run(capsys, "ctl", "--base-url", url + suffix, "stats", "--json")[1])["model"]["id"] == "parrot"
+    assert run(capsys, "ctl", "--base-url", f" {url.removeprefix('http://')}{suffix}", "health")[0] == 0
+    assert chat(capsys, monkeypatch, "[[a]]\n", "--base-url", url + suffix)[:2] == (0, "a\n")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "http://", "ftp://host", "http://host:port", "http://host:99999", "a b", "http://[::1"]
+)
+@pytest.mark.parametrize("command", [("ctl", "--base-url", "{}", "health"), ("chat", "--base-url", "{}"), (
+    "bench", "run", "--base-url", "{}"
+), ("workload", "record", "--listen", "0", "--out", "x.jsonl", "--base-url", "{}")])  # fmt: skip
+def test_what_is_no_address_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], wrong: str
+) -> None:
+    code, _, err = run(capsys, *(one.format(wrong) for one in command))
+    assert (code, err.splitlines()[0]) == (
+        2, f"error: `--base-url`: `{wrong}` is no address of an engine, expected e.g. `http://127.0.0.1:1919`",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["-1", "nan", "inf", "0", "soon", "1e300", "2000000"])
+@pytest.mark.parametrize("command", [("ctl", "--timeout", "{}", "health"), ("chat", "--timeout", "{}"), (
+    "ctl", "cache", "rebuild", "--moe", "9", "--wait", "{}"
+)])  # fmt: skip
+def test_what_is_no_time_to_wait_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], wrong: str
+) -> None:
+    code, _, err = run(capsys, *(one.format(wrong) for one in command))
+    assert code == 2
+    assert f": `{wrong}` is " in err.splitlines()[0]
+    assert err.splitlines()[0].endswith(", expected e.g. `30` or `2m`")
+
+
+def test_a_time_to_wait_may_have_a_unit(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "ctl", "--timeout", "1m", "--base-url", url, "health")[0] == 0
 
 
 def test_a_turn_that_does_not_fit_ends_a_piped_chat_with_the_numbers(
