@@ -36,7 +36,6 @@ from freetoken.checkpoint.locate import (
     locate_model,
     read_complete,
     read_source,
-    resolve_path,
 )
 from freetoken.checkpoint.remote import list_weights
 from freetoken.checkpoint.transfer import FetchProgress, Meter, ProgressCallback, Transfer, fetch_files
@@ -126,11 +125,13 @@ def fetch_model(
 
     Only safetensors or GGUF, configuration and tokenizer files are taken. Interrupted in any way, the next call goes
     on where this one stopped. Raises UsageError for what does not exist, DoesNotFitError for a disk too small,
-    HubError for a hub out of reach, BadFileError for a wrong hash.
+    HubError for a hub out of reach, BadFileError for a wrong hash, and for a `model.path` where no model lies.
     """
     include = include or ref.include
     if ref.path is not None:
-        return find_weights(resolve_path(ref.path, base_dir), ref)
+        found = locate_model(ref, base_dir, include=include).path
+        assert found is not None  # a path either is a model or was refused
+        return found
     try:
         plan = make_fetch_plan(ref, include=include)
     except OfflineError:

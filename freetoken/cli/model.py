@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +211,11 @@ def fetch_command(
     from freetoken.checkpoint.fetch import fetch_model, make_fetch_plan
 
     ref = _make_ref(name, revision, source)
+    if ref.path is not None:
+        here = fetch_model(ref, include=include, base_dir=Path.cwd())
+        note(f"`{name}` is on this machine: there is nothing to fetch")
+        emit({"path": str(here)}, as_json=as_json, render=lambda _: click.echo(here))
+        return
     if dry_run:
         plan = make_fetch_plan(ref, include=include)
         files = [
@@ -242,7 +247,7 @@ def _render_plan(value: dict[str, Any], console: Console) -> None:
 
 @contextmanager
 def _progress(label: str, as_json: bool) -> Iterator[Callable[[FetchProgress], None]]:
-    """Bytes, rate and time left on stderr; with `--json` one event a line on stdout, at most one a second."""
+    """Bytes, rate and time left on stderr; with `--json` one event a line there, at most one a second."""
     if as_json:
         yield _make_event_writer()
         return
@@ -293,9 +298,7 @@ def _make_event_writer() -> Callable[[FetchProgress], None]:
         now = time.monotonic()
         if now - last >= 1 or one.done_bytes == one.total_bytes:
             last = now
-            # A reader that left ends no download; what cannot be printed is said at its end.
-            with suppress(OSError):
-                click.echo(json.dumps({"event": "progress", **one.model_dump(mode="json")}))
+            note(json.dumps({"event": "progress", **one.model_dump(mode="json")}))
 
     return write
 

@@ -94,6 +94,8 @@ def test_a_model_is_planned_fetched_listed_verified_and_removed(served: FakeHub,
 
     fetched = ft(served, tmp_path, "fetch", REPO)
     assert (fetched.returncode, fetched.stdout) == (0, f"{folder}\n")
+    again = ft(served, tmp_path, "fetch", REPO, "--json")
+    assert (again.returncode, json.loads(again.stdout)) == (0, {"path": str(folder)})
 
     listed = json.loads(ft(served, tmp_path, "list", "--json").stdout)
     (local,) = listed["local"]
@@ -106,7 +108,9 @@ def test_a_model_is_planned_fetched_listed_verified_and_removed(served: FakeHub,
 
     verified = ft(served, tmp_path, "verify", REPO, "--json", HF_HUB_OFFLINE="1")
     assert verified.returncode == 0, verified.stderr
-    assert '"is_ok": true' in verified.stdout
+    assert json.loads(verified.stdout)["is_ok"] is True
+    events = [json.loads(line) for line in verified.stderr.splitlines()]
+    assert (events[-1]["event"], events[-1]["done_bytes"]) == ("progress", events[-1]["total_bytes"])
 
     inspected = json.loads(ft(served, tmp_path, "inspect", REPO, "--json", HF_HUB_OFFLINE="1").stdout)
     assert inspected["path"] == str(folder)
@@ -143,7 +147,8 @@ def test_a_fetch_whose_progress_cannot_be_printed_is_finished_all_the_same(serve
         done = subprocess.run(
             command, env=make_environment(served, tmp_path), stdout=full, stderr=subprocess.PIPE, check=False
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, b"error: stdout cannot be written: No space left on device\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"error: stdout cannot be written: No space left on device"
     (local,) = json.loads(ft(served, tmp_path, "list", "--json").stdout)["local"]
     assert local["is_complete"] is True
 
@@ -223,3 +228,19 @@ def test_modelscope_models_are_listed_and_removed_from_the_state_folder(served: 
     assert ft(served, tmp_path, "verify", REPO, "--source", "modelscope", HF_HUB_OFFLINE="1").returncode == 0
     assert ft(served, tmp_path, "remove", "tiny-moe", "--yes").returncode == 0
     assert not (tmp_path / "state/models/org").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--json",)])
+def test_fetching_what_is_no_model_is_refused_and_a_folder_with_one_is_named(
+    served: FakeHub, tmp_path: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("recipes", "../" + tmp_path.name + "/recipes", str(tmp_path / "recipes")):
+        refused = ft(served, tmp_path, "fetch", name, *more)
+        assert refused.returncode == 2
+        assert refused.stderr.splitlines()[0].endswith("recipes: has neither config.json nor a .gguf file: not a model")
+    folder = tmp_path / "hub" / REPO
+    here = ft(served, tmp_path, "fetch", str(folder), *more)
+    assert (here.returncode, str(folder) in here.stdout) == (0, True)
+    assert here.stderr == f"`{folder}` is on this machine: there is nothing to fetch\n"
