@@ -144,6 +144,10 @@ class WorkloadRef(ShareModel):
     sha256: Sha256
 
 
+#: How far kinds of measurements are believed; those that are not named stand at 1.
+_WEIGHTS = {"proof": 0, "confirm": 2, "tuned": 3}
+
+
 class Evidence(ShareModel):
     """`evidence.json`: what was measured with the recipe, on what, and what failed."""
 
@@ -161,12 +165,13 @@ class Evidence(ShareModel):
     def best(self) -> Measured | None:
         """The valid measurement with the most tokens per second; None where there is none.
 
-        The one answer that proves a start counts only where nothing else was measured.
+        What a tuner confirmed comes before what a single trial happened to show, and the one answer that proves a
+        start counts only where nothing else was measured.
         """
         valid = [one for one in self.measured if not one.is_invalid and "decode_tps" in one.figures]
         return max(
             valid,
-            key=lambda one: (one.kind != "proof", one.figures["decode_tps"].median, len(one.settings)),
+            key=lambda one: (_WEIGHTS.get(one.kind, 1), one.figures["decode_tps"].median, len(one.settings)),
             default=None,
         )
 

@@ -59,7 +59,9 @@ def find_rows(recipe: Recipe, store: Store | None) -> RecipeRows:
 
 def _list_results(recipe: Recipe, name: str, store: Store) -> Sequence[ResultRow]:
     workload, engine = recipe.workload.name, recipe.engine.name
-    return store.list_results(recipe=name, workload=workload, engine=engine, limit=_MAX_ROWS)
+    found = store.list_results(recipe=name, workload=workload, engine=engine, limit=_MAX_ROWS)
+    # An older tool called tuned what it had held against nothing.
+    return [row for row in found if row.kind != "tuned" or "gain_ratio" in row.metrics]
 
 
 def _is_same(recipe: Recipe, declared: Mapping[str, Any]) -> bool:

@@ -174,7 +174,7 @@ def _count_lost(store: Store, old_path: Path, report: RebuildReport) -> RebuildR
     """Names the rows of studies that stand in the old database and in no file: an older tool kept them there alone."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{old_path}?mode=ro", uri=True)) as old:
-            query = "SELECT COUNT(*) FROM results WHERE kind IN ('trial', 'tuned')"
+            query = "SELECT COUNT(*) FROM results WHERE kind IN ('trial', 'tuned', 'confirm')"
             before, after = (one.execute(query).fetchone()[0] for one in (old, store.connection))
     except sqlite3.Error:
         return report  # there is none, or it cannot be read

@@ -93,7 +93,8 @@ class ResultRow(Row):
     engine: str
     engine_version: str | None = None
     model_name: str
-    #: What was measured: `proof`, `bench`, `trial`, or `tuned`: what a study confirmed, with its `gain_ratio`.
+    #: What was measured: `proof`, `bench`, `trial`; what a study confirmed is `tuned`, with its `gain_ratio`, or
+    #: `confirm`, a baseline that stayed.
     kind: str = "bench"
     #: Effective settings by field name of `ResolvedSettings`.
     settings: dict[str, Any] = {}

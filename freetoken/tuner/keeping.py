@@ -1,48 +1,68 @@
-"""What a study leaves in the store: a row for each measured trial, and one for a winner that was confirmed.
+"""What a study leaves in the store: a row for each measured trial, and one for what the confirmation left standing.
 
 The study's own file is the truth and the store is a copy of it, so that `ft results --rebuild` brings the rows back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from freetoken.errors import FtError
 from freetoken.hardware.fingerprint import compute_fingerprint
 from freetoken.supervisor.files import describe_os_error
 from freetoken.tuner import status
+from freetoken.tuner.headline import make_headline
+from freetoken.tuner.history import average
+from freetoken.tuner.objectives import OBJECTIVES
 from freetoken.tuner.seeds import to_store_names
 
 if TYPE_CHECKING:
     from freetoken.tuner.confirm import Confirmation
-    from freetoken.tuner.headline import Headline
     from freetoken.tuner.site import PlannedSite
     from freetoken.tuner.values import Measurement, Point
+
+
+#: Objective -> its column in the store, and how many of the column's units are one of the objective's.
+_COLUMNS = {
+    "turn_time": ("turn_time_s", 1), "decode_tps": ("decode_tps", 1), "ttft": ("ttft_ms", 1000),
+    "throughput": ("total_decode_tps", 1), "efficiency": ("joules_per_token", 1),
+}  # fmt: skip
 
 
 def keep_trial(
     site: PlannedSite, study: str, settings: dict[str, Any], measurement: Measurement, run_id: str | None
 ) -> str | None:
     """Keeps what a trial measured; the warning where that failed."""
-    return _keep(site, study, "trial", settings, measurement.model_dump(exclude_none=True), run_id)
+    return _keep(site, study, "trial", settings, to_store_names(measurement.model_dump(exclude_none=True)), run_id)
 
 
-def keep_winner(
-    site: PlannedSite, study: str, winner: Point, headline: Headline, confirmation: Confirmation
-) -> str | None:
+def keep_winner(site: PlannedSite, study: str, winner: Point, proof: Confirmation) -> str | None:
     """Keeps a confirmed winner with its figures over the confirmation and its gain; the warning where that failed."""
-    canonical, forecast = site.space.canonical(winner), site.forecast(winner)
+    gains = {"gain_ratio": proof.gain, "gain_ratio_low": proof.gain_low, "gain_ratio_high": proof.gain_high}
+    known = {name: gain for name, gain in gains.items() if gain is not None}
+    return _keep(site, study, "tuned", _settings_of(site, winner), {**summarise(proof.winner_blocks), **known}, None)
+
+
+def keep_baseline(site: PlannedSite, study: str, baseline: Point, proof: Confirmation) -> str | None:
+    """Keeps the baseline that stays, with its figures over the confirmation; the warning where that failed."""
+    return _keep(site, study, "confirm", _settings_of(site, baseline), summarise(proof.baseline_blocks), None)
+
+
+def summarise(blocks: Sequence[Measurement]) -> dict[str, float]:
+    """Means of `blocks` by the names of the store, what can be an objective with its 95 % interval."""
+    found = to_store_names(average(blocks).model_dump(exclude_none=True))
+    for name, (column, scale) in _COLUMNS.items():
+        head = make_headline(blocks, OBJECTIVES[name])
+        if head is not None and column in found:
+            found |= {f"{column}_low": head.low * scale, f"{column}_high": head.high * scale}
+    return found
+
+
+def _settings_of(site: PlannedSite, point: Point) -> dict[str, Any]:
+    canonical, forecast = site.space.canonical(point), site.forecast(point)
     strategy = forecast.settings.strategy if forecast is not None else None
-    settings = {one.name: canonical[one.name] for one in site.space if one.is_relevant(strategy)}
-    figures = headline.measurement.model_dump(exclude_none=True)
-    if headline.objective == "turn_time":
-        figures |= {"turn_time_s_low": headline.low, "turn_time_s_high": headline.high}
-    gains = {
-        "gain_ratio": confirmation.gain, "gain_ratio_low": confirmation.gain_low,
-        "gain_ratio_high": confirmation.gain_high,
-    }  # fmt: skip
-    figures |= {name: gain for name, gain in gains.items() if gain is not None}
-    return _keep(site, study, "tuned", settings, figures, None)
+    return {one.name: canonical[one.name] for one in site.space if one.is_relevant(strategy)}
 
 
 def _keep(
@@ -57,7 +77,7 @@ def _keep(
     row = ResultRow(
         run_id=run_id, recipe_name=request.recipe.name, workload=request.recipe.workload.name,
         engine=request.recipe.engine.name, engine_version=request.engine_version, model_name=request.shape.name,
-        kind=kind, settings=settings, metrics=to_store_names(figures),
+        kind=kind, settings=settings, metrics=figures,
     )  # fmt: skip
     fact = StudyFact(fingerprint=fingerprint, hardware=request.hardware, result=row)
     try:

@@ -31,7 +31,7 @@ from freetoken.tuner.deploying import LEAST_HANG_S, LONGEST_MEASUREMENT_S, Deplo
 from freetoken.tuner.facts import make_facts
 from freetoken.tuner.headline import Headline, make_headline
 from freetoken.tuner.history import average
-from freetoken.tuner.keeping import keep_trial, keep_winner
+from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
 from freetoken.tuner.method import Method
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
 from freetoken.tuner.pace import Pace
@@ -376,7 +376,8 @@ class Session:
         candidate, canonical = end.best.point, site.space.canonical
         confirmation = None
         if canonical(baseline) == canonical(candidate):
-            words += "; nothing was found that beats it"
+            settings = {str(canonical(one.point)) for one in end.observations if one.measurement is not None}
+            words += "; nothing was found that beats it" if len(settings) > 1 else "; nothing else was measured"
         else:
             confirmation = self._confirm(site, baseline, candidate)
             self.say("confirm", confirmation.describe())
@@ -384,12 +385,14 @@ class Session:
         winner = candidate if is_tuned else baseline
         soak = self._soak(launcher, winner)
         result = self._make_result(search, end, winner, baseline, words, confirmation)
-        if confirmation is not None and not is_tuned:
-            result = result.model_copy(update={"candidate": canonical(candidate)})
-        if is_tuned and confirmation is not None and result.best_headline is not None:
+        if confirmation is not None and is_tuned:
             written = self._write_recipe(site, winner, result, soak)
-            self._warn(keep_winner(site, search.name, winner, result.best_headline, confirmation))
+            self._warn(keep_winner(site, search.name, winner, confirmation))
             result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
+        elif confirmation is not None:
+            result = result.model_copy(update={"candidate": canonical(candidate)})
+            if confirmation.baseline_blocks:
+                self._warn(keep_baseline(site, search.name, baseline, confirmation))
         result = result.model_copy(update={"soak": soak, "warnings": tuple(self.warnings)})
         write_result(search.study, StudyResult.of(result))
         return result

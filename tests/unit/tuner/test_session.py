@@ -6,7 +6,9 @@ import pytest
 
 from freetoken import paths
 from freetoken.errors import FtError, UsageError
+from freetoken.recipe.load import load_recipe
 from freetoken.recipe.model import GoodEnough
+from freetoken.share.evidence import gather_evidence
 from freetoken.store import open_store
 from freetoken.store.rebuild import rebuild_from_runs
 from freetoken.tuner import status
@@ -76,11 +78,20 @@ def test_a_confirmed_gain_is_written_kept_and_told_with_the_same_figures_everywh
     (row,) = list_rows(tmp_path, "tuned")
     assert row.metrics["turn_time_s"] == head.figure
     assert row.metrics["turn_time_s_low"] == head.low
+    assert row.metrics["decode_tps_low"] < row.metrics["decode_tps"] < row.metrics["decode_tps_high"]
+    assert row.metrics["ttft_ms_low"] < row.metrics["ttft_ms"] == pytest.approx(1000.0)
     assert row.metrics["gain_ratio"] == result.confirmation.gain
     assert row.settings[CHUNK] == result.best[CHUNK]
     record = read_record(tmp_path, result.study)
     assert (record.best_figures, record.baseline_figures) == (head, result.baseline_headline)
     assert read_status(result.study).best_figure == head.figure
+    # What an export tells is the confirmed setting too, not the trial that was faster.
+    with open_store(tmp_path / "state" / "ft.db") as store:
+        recipe = load_recipe(result.tuned_recipe).recipe
+        told = gather_evidence(recipe.model_copy(update={"name": "demo"}), None, store).best()
+    assert told.kind == "tuned"
+    assert told.figures["turn_time_s"].median == pytest.approx(head.figure, rel=1e-3)
+    assert told.figures["turn_time_s"].low == pytest.approx(head.low, rel=1e-3)
 
 
 @pytest.mark.parametrize(("unseen_s", "verdict"), [(10.02, "no gain"), (14.0, "worse")])
@@ -92,6 +103,9 @@ def test_without_a_confirmed_gain_the_baseline_stays_and_nothing_is_written(tune
     assert result.best_headline == result.baseline_headline
     assert not (tmp_path / "demo.tuned.yaml").exists()
     assert list_rows(tmp_path, "tuned") == ()
+    (row,) = list_rows(tmp_path, "confirm")
+    assert row.metrics["turn_time_s"] == result.baseline_headline.figure
+    assert row.settings[CHUNK] == result.baseline[CHUNK]
     assert len(list_rows(tmp_path, "trial")) == result.trials
     record = read_record(tmp_path, result.study)
     assert record.trial(record.candidate).point[CHUNK] == result.candidate[CHUNK]
@@ -103,7 +117,7 @@ def test_a_study_that_found_nothing_leaves_what_an_earlier_one_confirmed(tune, t
     before = (tmp_path / "demo.tuned.yaml").read_bytes(), list_rows(tmp_path, "tuned")
     result = tune(Rigged(), trials=1)
     assert (result.trials, result.reason, result.confirmation, result.is_tuned) == (1, "1 trial was made", None, False)
-    assert result.baseline_words.endswith("nothing was found that beats it")
+    assert result.baseline_words.endswith("; nothing else was measured")
     assert ((tmp_path / "demo.tuned.yaml").read_bytes(), list_rows(tmp_path, "tuned")) == before
 
 
