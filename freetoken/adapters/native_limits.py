@@ -23,7 +23,9 @@ class NativeLimits:
 
     def findings(self, request: PlanRequest) -> tuple[Finding, ...]:
         """Everything that keeps the embedded engine from running the request, all at once."""
-        return (*_check_model(request.shape), *_check_device(request), *_check_settings(request))
+        return (
+            *_check_model(request.shape), *_check_files(request), *_check_device(request), *_check_settings(request)
+        )  # fmt: skip
 
 
 def _check_model(shape: ModelShape) -> Iterator[Finding]:
@@ -50,6 +52,15 @@ def _check_model(shape: ModelShape) -> Iterator[Finding]:
             check="family",
             is_fatal=False,
             message=f"`{shape.family}` models run on `transformers`' own classes and are not tested with this engine",
+        )
+
+
+def _check_files(request: PlanRequest) -> Iterator[Finding]:
+    if request.has_tokenizer is False:
+        yield Finding(
+            check="tokenizer",
+            message=f"the model in {request.model_path} has no tokenizer: `tokenizer.json` is missing",
+            hint="copy it from where the model came from; `ft model fetch` brings a whole one",
         )
 
 

@@ -71,6 +71,13 @@ PATTERNS: tuple[Pattern, ...] = (
         hint="a newer driver, or a CPU build of torch",
     ),
     say(
+        r"error: (\S.*?): the tokenizer cannot be loaded",
+        "bad_checkpoint",
+        "bad model: the tokenizer in {1} cannot be loaded; is `tokenizer.json` there, and whole?",
+        field="model",
+        hint="`ft model verify` checks the files",
+    ),
+    say(
         r"error: (.*(?:safetensors|header|truncated|checksum|config\.json).*)",
         "bad_checkpoint",
         "{1}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
+from pathlib import Path
 
 from freetoken.checkpoint.header import PICKLE_SUFFIXES, pick_shards
 from freetoken.errors import BadFileError, UsageError
@@ -28,6 +30,19 @@ _NEVER = (
 )
 _GGUF_PART = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 INDEX_NAME = "model.safetensors.index.json"
+
+
+#: Any of these makes a tokenizer; `tokenizer_config.json` alone does not.
+_TOKENIZERS = ("tokenizer.json", "*.model", "*.tiktoken", "vocab*", "tekken.json")
+
+
+def has_tokenizer(folder: Path) -> bool | None:
+    """Whether a tokenizer's file lies in a model's folder; None for a model that is one file."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return None
+    return any(fnmatch(name, pattern) for name in names for pattern in _TOKENIZERS)
 
 
 def needs_index(names: Iterable[str]) -> bool:

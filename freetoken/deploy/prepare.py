@@ -13,6 +13,8 @@ from freetoken.deploy.tools import DEFAULT_TOOLS, Tools
 from freetoken.errors import FtError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from freetoken.adapters.base import EngineAdapter
     from freetoken.checkpoint.shape import ModelShape
     from freetoken.hardware.model import Hardware
@@ -71,6 +73,7 @@ def prepare_request(
         engine_version=version,
         calibration=read_calibration(machine, adapter, version, loaded, located.shape, is_here=hardware is None),
         model_path=str(located.path) if located.path is not None else None,
+        has_tokenizer=_has_tokenizer(located.path) if located.path is not None else None,
         download_bytes=located.download_bytes,
         model_note=located.note,
         reclaimable_vram_bytes=reclaimable.vram_bytes,
@@ -78,6 +81,13 @@ def prepare_request(
         taken_ports_hint=suggest_port(recipe, adapter) if taken else None,
         provenance=loaded.provenance,
     )
+
+
+def _has_tokenizer(folder: Path) -> bool | None:
+    # Imported where a model is here: a plan off a card pays for no reader of checkpoints.
+    from freetoken.checkpoint.files import has_tokenizer
+
+    return has_tokenizer(folder)
 
 
 def prepare_plan(

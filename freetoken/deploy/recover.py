@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ _CORRECTABLE = {
     "ram_oom": "ram", "pin_refused": "ram", "killed": "ram",
 }  # fmt: skip
 _MIN_STEP_BYTES = 64 * MIB
+#: The keeper's line before each start.
+_START = re.compile(r"\[keeper\] \S+ run ")
+#: What an error line looks like in the logs of engines: `error: ...`, `ValueError: ...`, `[FATAL] ...`.
+_ERROR = re.compile(r"\b(?:error|fatal|panic|\w+(?:Error|Exception))\b", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:error|fatal)\s*:\s*", re.IGNORECASE)
+_TROUBLE = re.compile(r"\b(?:failed|failure|cannot|could not|unable|no such file|not found|aborted)\b", re.IGNORECASE)
 
 
 class StartFailure(Exception):
@@ -40,7 +47,7 @@ class Correction:
 
 
 def classify(adapter: EngineAdapter, failure: StartFailure) -> Failure:
-    """What the failed start means: the adapter's reading of the log, else what the keeper saw."""
+    """What the failed start means: the adapter's reading of the log, else what the keeper saw and the log said last."""
     fixed = {"log_full": "log_full", "hang": "hang", "foreign_port": "port_taken", "spawn": "engine_died"}
     if failure.kind in ("log_full", "foreign_port", "spawn"):
         return Failure.model_validate({"kind": fixed[failure.kind], "cause": failure.cause})
@@ -50,8 +57,24 @@ def classify(adapter: EngineAdapter, failure: StartFailure) -> Failure:
             return found
     if failure.exit_code == -9:
         return Failure(kind="killed", cause=f"{failure.cause}: killed from outside, often by the out-of-memory killer")
-    kind = "hang" if failure.kind == "hang" else "engine_died"
-    return Failure.model_validate({"kind": kind, "cause": failure.cause})
+    if failure.kind == "hang":
+        return Failure(kind="hang", cause=failure.cause)
+    line = find_telling_line(failure.log)
+    said = _LABEL.sub("", line)
+    if not said or said in failure.cause:
+        return Failure(kind="engine_died", cause=failure.cause)
+    return Failure(kind="engine_died", cause=f"{failure.cause}: {said}", excerpt=line)
+
+
+def find_telling_line(log: str) -> str:
+    """The last line of the newest start in `log` that speaks of an error, 300 characters of it; "" without one."""
+    lines = log.splitlines()
+    starts = [index for index, line in enumerate(lines) if _START.match(line)]
+    newest = [line.strip() for line in lines[starts[-1] if starts else 0 :] if not line.startswith("[keeper]")]
+    for pattern in (_ERROR, _TROUBLE):
+        if found := next((line for line in reversed(newest) if pattern.search(line)), ""):
+            return found[:300]
+    return ""
 
 
 def correct(

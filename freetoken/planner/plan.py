@@ -50,6 +50,8 @@ class PlanRequest(PlannerModel):
     calibration: Calibration = Calibration()
     #: Absolute path of the checkpoint where it is already here, else None.
     model_path: str | None = None
+    #: Whether a file of a tokenizer lies in the model's folder; None where nothing is known of that.
+    has_tokenizer: bool | None = None
     #: Bytes of the checkpoint that still have to be downloaded.
     download_bytes: int = Field(default=0, ge=0)
     #: Where the model was found or its figures were read, in words.

@@ -4,6 +4,7 @@ import pytest
 
 from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.adapters.native import NativeAdapter
+from freetoken.checkpoint.files import has_tokenizer
 from freetoken.checkpoint.shape import Attention, Experts, TensorGroup
 from freetoken.hardware.model import Cpu, Os, Ram, Software
 from freetoken.units import GIB
@@ -207,3 +208,28 @@ def test_native_tells_why_a_gpu_stays_unused():
     assert findings("native", machine=probed, shape=make_tiny_shape(), fatal=False) == {
         "torch": "`RTX` is not used: this environment's torch is built without CUDA"
     }
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_it_is_launched(tmp_path):
+    assert has_tokenizer(tmp_path) is False
+    request = make_request(
+        make_recipe("native"), make_machine(), make_tiny_shape(), model_path=str(tmp_path), has_tokenizer=False
+    )
+    found = {one.check: one.message for one in NativeAdapter().limits.findings(request) if one.is_fatal}
+    assert found == {"tokenizer": f"the model in {tmp_path} has no tokenizer: `tokenizer.json` is missing"}
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert has_tokenizer(tmp_path) is False
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    assert has_tokenizer(tmp_path) is True
+    assert has_tokenizer(tmp_path / "tokenizer.model") is None
+
+
+def test_the_log_of_an_engine_without_a_tokenizer_names_the_model_and_the_file():
+    log = (
+        "loading /models/odd ...\nerror: /models/odd: the tokenizer cannot be loaded: Couldn't instantiate the "
+        "backend tokenizer from one of: \n(1) a `tokenizers` library serialization file, \n"
+    )
+    found = NativeAdapter().classify_failure(log, 1)
+    assert found is not None
+    words = "bad model: the tokenizer in /models/odd cannot be loaded; is `tokenizer.json` there, and whole?"
+    assert (found.kind, found.cause, found.field) == ("bad_checkpoint", words, "model")

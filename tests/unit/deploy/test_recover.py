@@ -31,6 +31,29 @@ def test_a_failed_start_is_classified(failure: StartFailure, kind: str) -> None:
     assert classify(FakeAdapter(), failure).kind == kind
 
 
+START = "[keeper] 2031-05-04T09:30:00.125Z run lab: engine --port 1"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Traceback (most recent call last):\n  File x\nOSError: no such device\nbye", "OSError: no such device"),
+        ("error: the model is odd\n[keeper] engine ended", "the model is odd"),
+        ("cannot open the file\nusage: engine", "cannot open the file"),
+        (f"{START}\nerror: the first start\n{START}\nloading", ""),
+        ("loading terrors of old\nready", ""),
+    ],
+)
+def test_where_no_rule_matches_the_last_telling_line_of_the_newest_start_is_the_cause(log: str, said: str) -> None:
+    found = classify(FakeAdapter(), StartFailure("crash", "engine ended with code 3", exit_code=3, log=log))
+    assert (found.kind, found.cause) == ("engine_died", "engine ended with code 3" + (f": {said}" if said else ""))
+
+
+def test_a_line_of_the_log_that_the_keeper_told_already_is_not_said_twice() -> None:
+    failure = StartFailure("crash", "engine ended with code 1: no memory map", log="error: no memory map")
+    assert classify(FakeAdapter(), failure).cause == failure.cause
+
+
 def test_an_exact_overshoot_is_added_to_its_line_and_to_what_was_known() -> None:
     failure = Failure(kind="ram_oom", cause="4096 B are missing", line="expert_slots", missing_bytes=4096)
     first = correct(REQUEST, PLAN, failure, 0)
