@@ -173,7 +173,7 @@ def _fill_studies(store: Store, tune_dir: Path | None, report: RebuildReport) ->
 def _count_lost(store: Store, old_path: Path, report: RebuildReport) -> RebuildReport:
     """Names the rows of studies that stand in the old database and in no file: an older tool kept them there alone."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{old_path}?mode=ro", uri=True)) as old:
+        with contextlib.closing(sqlite3.connect(f"{old_path.absolute().as_uri()}?mode=ro", uri=True)) as old:
             query = "SELECT COUNT(*) FROM results WHERE kind IN ('trial', 'tuned', 'confirm')"
             before, after = (one.execute(query).fetchone()[0] for one in (old, store.connection))
     except sqlite3.Error:
