@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from freetoken.server.errors import ApiError
 from freetoken.server.listen import is_loopback
-from freetoken.server.schemas import PrepareStopBody, RebuildBody
+from freetoken.server.schemas import MOST_WAIT_S, PrepareStopBody, RebuildBody
 from freetoken.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def make_router(state: ServerState) -> APIRouter:
         return JSONResponse(_describe_rebuild(engine, result), status_code=code)
 
     @router.api_route("/v1/cache/flush", methods=["GET", "POST"])
-    async def flush(timeout: float = Query(0.0, ge=0)) -> JSONResponse:
+    async def flush(timeout: float = Query(0.0, ge=0, le=MOST_WAIT_S)) -> JSONResponse:
         try:
             dropped = await asyncio.to_thread(state.serving_engine.flush, max(timeout, 1.0))
         except TimeoutError:

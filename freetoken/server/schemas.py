@@ -11,6 +11,8 @@ from freetoken.errors import UsageError
 
 #: Prompts of one request: more could not be queued.
 MOST_PROMPTS = 1024
+#: Seconds that a control call may wait at most.
+MOST_WAIT_S = 86_400
 
 
 class Body(BaseModel):
@@ -208,7 +210,7 @@ class RebuildBody(Body):
     num_swa_pages: int | None = None
     swa_full_tokens_ratio: float | None = None
     mode: Literal["if_idle"] = "if_idle"
-    timeout: float = Field(default=300.0, ge=0)
+    timeout: float = Field(default=300.0, ge=0, le=MOST_WAIT_S)
 
 
 class PrepareStopBody(Body):

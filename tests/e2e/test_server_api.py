@@ -241,6 +241,8 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(server: Served
     ("/v1/completions", {"prompt": "x", "temperature": -1}, 422, "`temperature`"),
     ("/generate", {"prompt": "x", "max_tokens": 0}, 400, "`max_tokens` is 0"),
     ("/v1/nothing", {}, 404, "Not Found: POST /v1/nothing"),
+    ("/v1/cache/rebuild", {"timeout": 1e308}, 422, "`timeout`"),
+    ("/v1/cache/flush?timeout=1e308", {}, 422, "`timeout`"),
     ("/v1/completions", {"prompt": ["x"] * 1025}, 400, "`prompt` is a list of 1,025, at most 1024 are taken at once"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "`content` is a number, expected"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": "x"}}]}, 400, "`content` is an object"),
@@ -273,6 +275,22 @@ def test_half_a_surrogate_pair_in_a_prompt_is_refused_in_a_sentence(server: Serv
 def test_half_a_surrogate_pair_elsewhere_is_told_back_without_harm(server: Served) -> None:
     answer = server.post("/v1/chat/completions", ask("/v1/chat/completions", "x") | {"response_format": {"type": HALF}})
     assert answer.json()["error"]["message"] == "`response_format` of type `ab\\ud800` is not supported"
+
+
+ODD = (
+    None, 5, 1e308, "", HALF, [], {}, [None], ["x"], {"type": []}, [{"type": "text", "text": 5}],
+    [{"type": "tool_use", "name": [], "input": 5}], [{"type": "tool_result", "content": 5}], [{"function": 5}],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("field", ["role", "content", "tool_calls"])
+def test_nothing_in_a_message_is_a_failure_of_the_server(server: Served, path: str, field: str) -> None:
+    with httpx.Client(trust_env=False, timeout=120, headers={"content-type": "application/json"}) as client:
+        for value in ODD:
+            body = {"max_tokens": 1, "messages": [{"role": "user", "content": "x", field: value}]}
+            answer = client.post(server.url + path, content=json.dumps(body))
+            assert answer.status_code in (200, 400, 422), (value, answer.text)
 
 
 @pytest.mark.parametrize("content", [5, ["x"], {"type": "text"}])
