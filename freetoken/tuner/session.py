@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from freetoken.recipe.model import Recipe
 
 SHORT_BUDGET_S = 600.0
+#: The time of a confirmation is an estimate: so much more is kept for it, and so much less is enough to begin it.
+SPARE = 1.15
 _BROKEN = ("crash", "hang", "garbage")
 
 
@@ -278,7 +280,7 @@ class Session:
     def _reserve_s(self, site: PlannedSite) -> float:
         """Seconds of the budget that the search leaves: to confirm, and to start again what ran before."""
         is_all_live = self.pace.can_resize and all(one.cost == "live" for one in site.space)
-        return self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
+        return SPARE * self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
 
     def _describe_overrun(self) -> tuple[str, ...]:
         over_s = -self._left_s() - self.options.soak_s
@@ -402,7 +404,8 @@ class Session:
         key, canonical = site.space.start_key, site.space.canonical
         shares_start = self.pace.can_resize and key(canonical(baseline)) == key(canonical(candidate))
         needed_s, left_s = self.pace.confirmation_s(shares_start=shares_start), max(0.0, self._left_s())
-        if needed_s > left_s:
+        # A search that ended a little late is not thrown away: no block begins after the end of the budget.
+        if needed_s > SPARE * left_s:
             words = (
                 f"the budget of {format_seconds(self.budget_s)} was too short: {format_seconds(left_s)} were left, "
                 f"the confirmation takes about {format_seconds(needed_s)}"
