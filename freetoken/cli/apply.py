@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Launch what the planner refused; recorded, and shown by `ft status`.")
 @click.option("--yes", is_flag=True, help="Replace what runs under this name without asking.")
 @click.option("--locked", is_flag=True, help="Hold to the recipe's lock; refuse any difference from it.")
-@click.option("--no-wait", is_flag=True, help="Fail at once where another `ft` is changing this deployment.")
+@click.option("--no-wait", is_flag=True, help="Fail at once where another `ft` is at work on it, or on its device.")
 @json_option
 def command(
     recipe: str, sets: tuple[str, ...], name: str | None, dry_run: bool, force: bool, yes: bool, no_wait: bool,

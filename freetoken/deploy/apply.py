@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,6 @@ from freetoken.units import format_seconds
 if TYPE_CHECKING:
     from freetoken.planner.plan import Plan, PlanRequest, Refusal
     from freetoken.recipe.load import LoadedRecipe
-
-#: An engine that is busy is asked for so long to take the size before back.
-_GIVE_BACK_S = 60.0
 
 
 class RefusedError(DoesNotFitError):
@@ -129,7 +126,7 @@ class Application:
                 if not is_waiting:
                     raise
                 # Without the lock: before a study ends it gives back what ran under this name.
-                self.say("wait", f"waiting: {found.message}; hint: {found.hint}")
+                self.say("wait", f"{found.message}; {found.hint}")
                 studies.wait_for_study(found.device, self.is_stopped)
 
     def is_stopped(self) -> bool:
@@ -277,29 +274,11 @@ class Application:
                 elapsed = format_seconds(time.monotonic() - began_s)
                 runs.record_event(run.run_dir, "resized", f"resized live in {elapsed}", **wanted)
         except BaseException:
-            self._give_back_sizes(running, wanted)
+            self.launcher.give_back_sizes(running, wanted)
             raise
         with uninterrupted():
             self._finish(run, proof, decision, "resize", 0.0)
         return self._result(decision, run_dir=run.run_dir, proof=proof)
-
-    def _give_back_sizes(self, running: Running, changed: Iterable[str]) -> None:
-        """Resizes `changed` to what the run folder says, as far as the engine still does that."""
-        if running.plan is None or self.is_stopped():
-            return
-        with uninterrupted():
-            self.say("restore", "giving the size before back")
-            sizes = {name: getattr(running.plan.settings, name) or None for name in changed}
-            try:
-                with self.tools.connect(running.life.record.base_url, running.api_key) as client:
-                    answer = client.rebuild(
-                        sizes.get("expert_slots"), sizes.get("kv_tokens"), timeout_s=_GIVE_BACK_S
-                    )  # fmt: skip
-                failed = "" if answer.is_ok else f"the engine answered `{answer.status}`"
-            except FtError as error:
-                failed = error.message
-            if failed:
-                self.say("restore", f"the size before could not be given back: {failed}")
 
     def _rewrite(self, run: start.Run, decision: Decision) -> None:
         """The run folder says what runs now: a restart by the keeper must come back with these sizes."""
@@ -317,7 +296,7 @@ class Application:
             question = f"`{self.name}` must be restarted ({decision.diff.reason}); end what runs now?"
             if not self.confirm(question):
                 if self._was_resized:
-                    self._give_back_sizes(running, ("expert_slots", "kv_tokens"))
+                    self.launcher.give_back_sizes(running, ("expert_slots", "kv_tokens"))
                 raise FtError(f"`{self.name}` was left as it is")
         is_new_engine = self.tools.install(self.recipe.engine, self.adapter, self.progress)
         if decision.plan.model_path is None:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: After the engine stopped answering, its keeper sees the end within this time.
 _VERDICT_S = 15.0
+#: An engine that is busy is asked for so long to take the size before back.
+_GIVE_BACK_S = 60.0
 #: Doublings of a correction that changed nothing in the plan.
 _MOST_PUSHES = 6
 
@@ -245,6 +247,23 @@ class Launcher:
         mine.keep_proof(run, proof, 0.0)
         runs.record_event(run_dir, "restored", f"restored run {old.run_id}")
         return run
+
+    def give_back_sizes(self, running: Running, changed: Iterable[str]) -> None:
+        """Resizes `changed` live to what the run folder says, as far as the engine still does that."""
+        record_, plan = running.life.record, running.plan
+        if plan is None or self.is_stopped():
+            return
+        with uninterrupted():
+            self.say("restore", "giving the size before back")
+            sizes = {name: getattr(plan.settings, name) or None for name in changed}
+            try:
+                with self.tools.connect(record_.base_url, running.api_key) as client:
+                    answer = client.rebuild(sizes.get("expert_slots"), sizes.get("kv_tokens"), timeout_s=_GIVE_BACK_S)
+                failed = "" if answer.is_ok else f"the engine answered `{answer.status}`"
+            except FtError as error:
+                failed = error.message
+            if failed:
+                self.say("restore", f"the size before could not be given back: {failed}")
 
     # -- words ------------------------------------------------------------------------------------------------
 

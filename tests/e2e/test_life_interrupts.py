@@ -160,9 +160,7 @@ def test_an_apply_keeps_out_of_the_way_of_a_study(lab: Lab) -> None:
                 study.stdin.close()  # type: ignore[union-attr]
 
         assert lab.apply(on_step=end_study).diff.action == "launch"
-    assert [step.message.startswith("waiting: ft tune of `other`") for step in lab.steps if step.phase == "wait"] == [
-        True
-    ]
+    assert [step.message.startswith("ft tune of `other`") for step in lab.steps if step.phase == "wait"] == [True]
     assert "study" not in lab.ft("status").stdout
     stop_all()
 
@@ -172,7 +170,7 @@ def test_an_apply_that_waits_for_a_study_is_ended_by_a_stop(lab: Lab) -> None:
     assert lock.try_acquire()
     waiting = lab.start_ft("apply", str(lab.write_recipe()))
     assert waiting.stderr is not None
-    assert any("waiting: ft tune of `other`" in line for line in iter(waiting.stderr.readline, ""))
+    assert any("wait: ft tune of `other`" in line for line in iter(waiting.stderr.readline, ""))
     # The apply of this very process is no stranger to the study.
     assert lab.apply(name="trial").diff.action == "launch"
     register.request_stop(paths.state_dir(), "lab")
