@@ -145,7 +145,7 @@ def test_a_restore_asks_first_and_names_what_it_cannot_write(path, ft, tmp_path)
     code, _, said = ft("db", "restore", str(tmp_path / "copy.db"))
     assert (code, "nobody can be asked here whether to replace" in said) == (2, True)
     code, _, said = ft("db", "backup", str(path / "copy.db"))
-    assert (code, f"{path / 'copy.db'} cannot be written" in said) == (1, True)
+    assert (code, f"cannot write {path / 'copy.db'}: {path} is no folder" in said) == (2, True)
 
 
 def test_a_backup_overwrites_nothing(path, tmp_path):
