@@ -353,8 +353,12 @@ class Session:
     def _restore(self) -> None:
         if self.status.previous_run is None:
             return
-        from freetoken.deploy.runs import read_recipe
+        from freetoken.deploy.runs import read_declaration, read_recipe
 
+        declared = read_declaration(self.status.previous_name or "")
+        if declared is not None and not declared.is_wanted:
+            self.say("restore", f"`{declared.name}` was stopped meanwhile, and stays so")
+            return
         folder = Path(self.status.previous_run)
         recipe = read_recipe(folder)
         if recipe is None:

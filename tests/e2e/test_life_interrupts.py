@@ -13,11 +13,14 @@ import pytest
 
 from freetoken import paths
 from freetoken.adapters.control import ControlClient
-from freetoken.deploy import stop
+from freetoken.deploy import ending, stop
 from freetoken.deploy.tools import Step
 from freetoken.errors import FtError
+from freetoken.recipe.load import load_recipe
 from freetoken.supervisor import register
 from freetoken.supervisor.files import read_events
+from freetoken.tuner.session import Session
+from freetoken.tuner.status import TuneStatus
 from tests.e2e.life import REPO, Lab, make_lab, stop_all, wait_for  # noqa: F401
 from tests.fakes.fake_adapter import make_tools
 
@@ -208,3 +211,18 @@ def run_unread(lab: Lab, *arguments: str) -> int:
         return subprocess.run(
             lab.command(*arguments), cwd=REPO, stdout=subprocess.DEVNULL, stderr=full, timeout=150
         ).returncode
+
+
+def test_what_is_stopped_during_a_study_is_not_started_again_after_it(lab: Lab) -> None:
+    lab.apply()
+    session = Session(load_recipe(str(lab.write_recipe())), say=lambda phase, message: said.append(message))
+    said: list[str] = []
+    session.status = TuneStatus(
+        study="s", recipe="lab", workload="w", objective="turn_time", previous_run=str(lab.run_dirs()[-1]),
+        previous_name="lab",
+    )  # fmt: skip
+    ending.end_life(lab.life())  # as the study does before its first trial
+    assert lab.ft("stop", "lab").stdout == "lab: did not run; no longer declared\n"
+    session._restore()
+    assert (said, session.warnings) == (["`lab` was stopped meanwhile, and stays so"], [])
+    assert register.read_records() == ()
