@@ -174,11 +174,15 @@ def test_a_git_host_serves_as_registry(server: GitServer, repository: Path, ft: 
 
 def test_a_connection_to_a_git_host_that_breaks_is_tried_again(server: GitServer, repository: Path, ft: Any) -> None:
     target = f"git+{server.url}/team.git"
-    # Cut in the middle of the pack (the third answer of a clone), of the list of branches, and refused once.
-    server.cuts = [None, None, 60, 10]
+    # Cut in the middle of the pack (the third answer of a clone), and refused once.
+    server.cuts = [None, None, 60]
     server.statuses = [503]
     code, _, said = ft("push", target, str(FIXTURE), "--yes")
     assert code == 0, said
+    assert server.cuts == []
+    # Cut in the list of branches.
+    server.cuts = [10]
+    assert pulled(ft, target) == FIXTURE.read_bytes()
     assert server.cuts == []
     pushed = len(server.requests)
     server.cuts = [None, None, 1500]
