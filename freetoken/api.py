@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from freetoken.recipe.load import LoadedRecipe
     from freetoken.share.receive import Received
     from freetoken.store.rows import ResultRow
-    from freetoken.tuner.session import TuneResult
+    from freetoken.tuner.outcome import TuneResult
 
 __all__ = [
     "DoesNotFitError", "FtError", "NotReadyError", "TargetMissedError", "UsageError", "apply", "connect",
@@ -181,7 +181,8 @@ def tune(
 
     Limits that are None are the recipe's. `say` gets a phase and a sentence for each step.
     """
-    from freetoken.tuner.session import Options, Session, choose_workload, parse_objectives
+    from freetoken.tuner.outcome import Options, choose_workload, parse_objectives
+    from freetoken.tuner.session import Session
 
     options = Options(
         objectives=parse_objectives(tuple(objectives)), budget_s=budget_s, trials=trials, starts=starts,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from freetoken.recipe.load import LoadedRecipe
+    from freetoken.tuner.outcome import TunePreview, TuneResult
     from freetoken.tuner.seeds import Seeds
-    from freetoken.tuner.session import TunePreview, TuneResult
     from freetoken.tuner.site import PlannedSite
     from freetoken.tuner.status import Detached, TuneStatus
     from freetoken.tuner.study import Progress
@@ -99,7 +99,8 @@ def command(
     """
     if is_status:
         return _show_status(as_json=as_json)
-    from freetoken.tuner.session import Options, Session, choose_workload, free_settings, parse_objectives
+    from freetoken.tuner.outcome import Options, choose_workload, free_settings, parse_objectives
+    from freetoken.tuner.session import Session
 
     loaded = choose_workload(_load(recipe, sets), workload)
     loaded = free_settings(loaded) if is_freeing else loaded

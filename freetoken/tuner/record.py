@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-    from freetoken.tuner.session import TuneResult
+    from freetoken.tuner.outcome import TuneResult
 
 FACTS, RESULT = "facts", "result."
 #: What is drawn against each other where a study has one objective: both matter to whoever sits before it.

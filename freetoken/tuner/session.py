@@ -7,9 +7,7 @@ before the study runs again after it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +21,6 @@ from freetoken.deploy.current import find_running
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
-from freetoken.hardware.fingerprint import compute_fingerprint
 from freetoken.supervisor import register
 from freetoken.supervisor.locks import FileLock, read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
@@ -33,16 +30,19 @@ from freetoken.tuner.headline import Headline, make_headline
 from freetoken.tuner.history import average
 from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
 from freetoken.tuner.method import Method
+from freetoken.tuner.naming import find_fresh, find_open, find_resumable, make_study_name
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
+from freetoken.tuner.outcome import Options, TunePreview, TuneResult
 from freetoken.tuner.pace import Pace
-from freetoken.tuner.record import StudyResult, is_ended, write_facts, write_result
+from freetoken.tuner.record import StudyResult, write_facts, write_result
 from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
 from freetoken.tuner.storage import open_storage
 from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
-from freetoken.tuner.values import Measurement, Observation, Point, TunerModel
+from freetoken.tuner.values import Measurement, Observation, Point
+from freetoken.tuner.written import write_tuned_recipe
 from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
@@ -50,76 +50,11 @@ if TYPE_CHECKING:
 
     from freetoken.planner.plan import PlanRequest
     from freetoken.recipe.load import LoadedRecipe
-    from freetoken.recipe.model import Recipe
 
 SHORT_BUDGET_S = 600.0
 #: The time of a confirmation is an estimate: so much more is kept for it, and so much less is enough to begin it.
 SPARE = 1.15
 _BROKEN = ("crash", "hang", "garbage")
-
-
-class TuneResult(TunerModel):
-    """What a study found."""
-
-    kind: str = "tuned"
-    study: str
-    recipe: str
-    workload: str
-    objectives: tuple[str, ...]
-    reason: str
-    trials: int
-    starts: int
-    crashes: int
-    duration_s: float
-    #: What is to be run: what was confirmed to be better than the baseline, else the baseline.
-    best: Point = {}
-    best_figures: dict[str, float] = {}
-    #: The figures that stand for `best` and for `baseline`, with their intervals.
-    best_headline: Headline | None = None
-    baseline: Point = {}
-    baseline_words: str = ""
-    baseline_headline: Headline | None = None
-    #: What was held against the baseline and did not win; {} where it won, or nothing was found.
-    candidate: Point = {}
-    missed: tuple[str, ...] = ()
-    front: tuple[dict[str, Any], ...] = ()
-    confirmation: Confirmation | None = None
-    #: True for a confirmed gain: only then `best` is written, kept and taken up by the next plan.
-    is_tuned: bool = False
-    tuned_recipe: str | None = None
-    soak: str = ""
-    warnings: tuple[str, ...] = ()
-
-
-class TunePreview(TunerModel):
-    """What `--dry-run` shows: the space, the first points, no launch."""
-
-    kind: str = "dry_run"
-    study: str
-    knobs: tuple[dict[str, Any], ...]
-    default: Point
-    default_words: str
-    planned: Point
-    #: Points of a shared bundle that a new study would try first, and whose they are.
-    seeds: tuple[Point, ...] = ()
-    seeds_words: str = ""
-    device: str
-
-
-@dataclass
-class Options:
-    """The command line's wishes; None = the recipe's."""
-
-    objectives: tuple[str, ...] = ()
-    budget_s: float | None = None
-    trials: int | None = None
-    starts: int | None = None
-    is_resuming: bool = False
-    storage: str | None = None
-    soak_s: float = 0.0
-    repeats: int | None = None
-    seed: int = 0
-    log: str | None = None
 
 
 @dataclass
@@ -191,16 +126,8 @@ class Session:
         )
 
     def study_name(self, request: PlanRequest) -> str:
-        """Recipe, workload, objective, and a digest of what makes figures comparable."""
-        recipe = request.recipe
-        facts = [
-            compute_fingerprint(request.hardware, recipe.engine.name, request.engine_version),
-            request.shape.name, recipe.workload.model_dump_json(), recipe.settings.model_dump_json(),
-            str(recipe.allow_quality_changes),
-        ]  # fmt: skip
-        digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
-        words = "-".join([recipe.name, recipe.workload.name, *(one.name for one in self.objectives)])
-        return f"{re.sub(r'[^a-z0-9._-]', '-', words.lower())[:60]}-{digest}"
+        """The name that studies of this recipe, workload, machine and objective share."""
+        return make_study_name(request, [one.name for one in self.objectives])
 
     def check_storage(self) -> None:
         """Opens the shared storage, where there is one. Raises UsageError where that fails."""
@@ -325,7 +252,7 @@ class Session:
         if is_shared and (found := find_open(self.study, storage)) is not None:
             self.say("join", f"study `{found}` of this storage, which has not ended yet")
             return found
-        return _fresh_name(self.study, storage)
+        return find_fresh(self.study, storage)
 
     @contextlib.contextmanager
     def _giving_back(self, launcher: DeployLauncher) -> Iterator[None]:
@@ -392,7 +319,7 @@ class Session:
         soak = self._soak(launcher, winner)
         result = self._make_result(search, end, winner, baseline, words, confirmation)
         if confirmation is not None and is_tuned:
-            written = self._write_recipe(site, winner, result, soak)
+            written = write_tuned_recipe(self.loaded, site, winner, result, soak, self.warnings)
             self._warn(keep_winner(site, search.name, winner, confirmation))
             result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
         elif confirmation is not None:
@@ -500,50 +427,6 @@ class Session:
         ]
         return make_headline(same, self.objectives[0])
 
-    def _write_recipe(self, site: PlannedSite, winner: Point, result: TuneResult, soak: str) -> str:
-        """`<name>.tuned.yaml` beside the recipe where that is a folder of the user's, else in the state folder."""
-        from freetoken.recipe.dump import dump_recipe
-        from freetoken.supervisor.files import write_text
-
-        recipe = self.loaded.recipe
-        launchable = site.forecast(winner)
-        has_slots = launchable is not None and launchable.high > 0
-        fixed = site.fix(winner, slots=int(winner["expert_slots"]) if has_slots and "expert_slots" in winner else None)
-        name = f"{recipe.name[:70]}.tuned"
-        settings = fixed.recipe.settings
-        tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
-        confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
-        heads = [
-            f"{name}: {head.describe()}"
-            for name, head in (("this", result.best_headline), ("baseline", result.baseline_headline))
-            if head is not None
-        ]
-        lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, *heads, soak]
-        head = "".join(f"# {one}\n" for one in lines if one)
-        text = head + dump_recipe(tuned, base_dir=self.loaded.base_dir)
-        for folder in (self.loaded.path.parent if self.loaded.path else None, paths.state_dir() / "recipes"):
-            if folder is None or _is_shipped(folder):
-                continue
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_text(folder / f"{name}.yaml", text)
-                self._write_lock(tuned, fixed, site, folder / f"{name}.yaml")
-                return str(folder / f"{name}.yaml")
-            except OSError as error:
-                self.warnings.append(f"{folder}: {error.strerror}")
-        raise FtError(f"the tuned recipe could not be written: {self.warnings[-1]}")
-
-    def _write_lock(self, tuned: Recipe, request: PlanRequest, site: PlannedSite, path: Path) -> None:
-        """The lock of the tuned recipe beside it; where that fails the recipe stands all the same."""
-        from freetoken.deploy.lock import find_lock_path, make_lock, write_lock
-
-        try:
-            plan = DEFAULT_TOOLS.make_plan(request, site.adapter, False)
-            if plan.kind == "plan":
-                write_lock(make_lock(tuned, plan, site.adapter), find_lock_path(path, tuned.name))
-        except (FtError, OSError) as error:
-            self.warnings.append(f"no lock was written: {error}")
-
     # -- what is kept -----------------------------------------------------------------------------------------
 
     def _record(self, site: PlannedSite, launcher: DeployLauncher, one: Observation) -> None:
@@ -585,63 +468,3 @@ def _reclaimable(running: Any) -> Any:
 def _device(site: PlannedSite) -> str:
     attempt = site.plan_attempt
     return (attempt.budget.settings.gpu if attempt is not None else None) or "cpu"
-
-
-def _is_shipped(folder: Path) -> bool:
-    """Inside the installed package, where nothing of the user's may lie."""
-    return paths.package_data().resolve() in (folder.resolve(), *folder.resolve().parents)
-
-
-def _fresh_name(name: str, storage: BaseStorage) -> str:
-    """`name`, with a number where a study of that name exists: a new search does not continue an old one."""
-    known = {one.study_name for one in storage.get_all_studies()}
-    return next(one for one in (name, *(f"{name}.{n}" for n in range(2, 10_000))) if one not in known)
-
-
-def find_resumable(name: str, storage: BaseStorage) -> str:
-    """The newest study of this name. Raises UsageError where there is none."""
-    names = [one.study_name for one in storage.get_all_studies()]
-    known = [one for one in names if one == name or one.startswith(f"{name}.")]
-    if not known:
-        raise UsageError(f"no study `{name}` to resume", hint="leave out `--resume`")
-    return max(known, key=lambda one: int(one.rpartition(".")[2]) if one != name else 1)
-
-
-def find_open(name: str, storage: BaseStorage) -> str | None:
-    """The newest study of this name that somebody is at work on, or that nobody has ended yet; None without one."""
-    from optuna.trial import TrialState
-
-    try:
-        newest = find_resumable(name, storage)
-    except UsageError:
-        return None
-    number = storage.get_study_id_from_name(newest)
-    is_open = not is_ended(storage.get_study_user_attrs(number))
-    return newest if is_open or storage.get_all_trials(number, deepcopy=False, states=(TrialState.RUNNING,)) else None
-
-
-def choose_workload(loaded: LoadedRecipe, name: str | None) -> LoadedRecipe:
-    """`loaded` with another workload."""
-    if name is None:
-        return loaded
-    from freetoken.recipe.load import load_workload
-
-    workload = load_workload(name)
-    return replace(loaded, recipe=loaded.recipe.model_copy(update={"workload": workload}))
-
-
-def free_settings(loaded: LoadedRecipe) -> LoadedRecipe:
-    """`loaded` with every setting open that a search may turn; the device and what changes answers stay as they are."""
-    settings = loaded.recipe.settings
-    kept = {name: getattr(settings, name) for name in ("gpu", "kv_dtype", "state_dtype")}
-    provenance = {
-        key: origin for key, origin in loaded.provenance.items()
-        if not key.startswith("settings.") or key.removeprefix("settings.") in kept
-    }  # fmt: skip
-    recipe = loaded.recipe.model_copy(update={"settings": type(settings)(**kept)})
-    return replace(loaded, recipe=recipe, provenance=provenance)
-
-
-def parse_objectives(values: Sequence[str]) -> tuple[str, ...]:
-    """`--objective a --objective b` or `--objective a,b`."""
-    return tuple(one.strip() for value in values for one in value.split(",") if one.strip())

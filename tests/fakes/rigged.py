@@ -15,7 +15,8 @@ from typing import Any
 from freetoken.recipe.load import load_recipe
 from freetoken.recipe.model import GoodEnough
 from freetoken.tuner import session
-from freetoken.tuner.session import Options, Session
+from freetoken.tuner.outcome import Options
+from freetoken.tuner.session import Session
 from freetoken.tuner.values import Measurement, Outcome, Point
 
 REPO = Path(__file__).resolve().parents[2]
