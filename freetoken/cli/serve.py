@@ -85,9 +85,7 @@ def command(
         bound, model_name = listener.getsockname()[1], served_model_name or folder.name
         click.echo(to_json({"host": host, "port": bound, "model": model_name, "pid": os.getpid()}))
         sys.stdout.flush()
-    # libgomp reads this when it is loaded. Threads that spin while they wait for each other make a small model crawl
-    # as soon as another process takes one of the cores (measured: 3 instead of 20 to 80 tok/s on a busy machine).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    calm_threads()
     # From here on imports are heavy: the port is ours, and connections wait in its queue.
     from freetoken.server.state import ServerOptions
 
@@ -129,3 +127,14 @@ def _serve(options: ServerOptions, listener: socket.socket, config: EngineConfig
         # A load cannot be interrupted, and tearing the interpreter down under its native code would crash.
         os._exit(code)
     sys.exit(code)
+
+
+def calm_threads() -> None:
+    """Lets threads that wait for each other spin for a moment and then sleep, unless the user has said otherwise.
+
+    libgomp reads it when it is loaded. Spinning for ever makes a small model crawl as soon as other processes take the
+    cores, sleeping at once costs half of its speed on an idle machine: `benchmarks/native_threads.md`.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")

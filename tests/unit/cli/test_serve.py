@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from freetoken import paths
 from freetoken.cli.main import main
+from freetoken.cli.serve import calm_threads
 from freetoken.cli.serve_defaults import fill_settings
 from freetoken.hardware.profiles import load_profile
 
@@ -152,3 +154,19 @@ def test_advice_names_flags_of_serve_and_never_auto(no_gpu: None, capsys: pytest
     assert "no `--expert-slots --kv-tokens`" in told
     assert "--set" not in told
     assert " auto`" not in told
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, ("PASSIVE", "30000")), ({"GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+    ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+])  # fmt: skip
+def test_threads_spin_a_moment_and_sleep_unless_the_user_says_otherwise(
+    given: dict[str, str], expected: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "gone afterwards")  # so that what the call sets is taken back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    calm_threads()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == expected
