@@ -209,13 +209,12 @@ def export_bundle(recipe: str | Path | LoadedRecipe, path: str | Path, *, sign: 
     """Writes recipe, lock, evidence and the tuner's trials into one file, nothing personal in it; its SHA-256."""
     from freetoken import paths
     from freetoken.share.export import check_readable, export_recipe, write_bundle
-    from freetoken.share.study import make_point
+    from freetoken.share.study import make_points
     from freetoken.tuner.seeds import read_trials
 
     loaded = _load(recipe, ())
     trials = read_trials(loaded.recipe, paths.studies_path()) if paths.studies_path().is_file() else ()
-    points = tuple(make_point(one.settings, one.slot_bytes, one.kind, one.figures, one.missing_bytes) for one in trials)
-    data = export_recipe(loaded, is_signed=sign, study=points)
+    data = export_recipe(loaded, is_signed=sign, study=make_points(trials))
     check_readable(data)
     return write_bundle(data, Path(path))
 

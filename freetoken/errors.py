@@ -5,6 +5,8 @@ Knows nothing of any other room. The command line is the one place that catches 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FtError(Exception):
     """A failure that a user can act on: one sentence, an optional hint, an exit code (DESIGN section 9)."""
@@ -53,3 +55,11 @@ class DriftError(FtError):
     """Declared, but not running as declared."""
 
     exit_code = 6
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """`; did you mean `x`?` for the nearest of `known`, or an empty text where nothing is near."""
+    import difflib  # only where something went wrong
+
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean `{near[0]}`?" if near else ""

@@ -6,11 +6,13 @@ place of the token), `watchdog` (what the keeper does about what it sees). Each 
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from freetoken import paths
-from freetoken.errors import BadFileError
+from freetoken.errors import BadFileError, did_you_mean
 
 #: Section -> what is in it, for the sentence about a wrong one.
 SECTIONS = {
@@ -25,22 +27,11 @@ SECTIONS = {
 def read_section(name: str) -> Any:
     """What the file holds under `name`; None where there is no file or no such section. Raises BadFileError."""
     path = paths.local_file()
-    if not path.is_file():
-        return None
-    import yaml
-
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadFileError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if value is None:
+        seen = path.stat()
+    except OSError:
         return None
-    if not isinstance(value, dict):
-        raise BadFileError(f"{path} holds {type(value).__name__}, expected sections such as {SECTIONS['engines']}")
-    for key in value:
-        if key not in SECTIONS:
-            raise BadFileError(f"{path}: unknown section `{key}`{suggest(str(key), list(SECTIONS))}")
-    return value.get(name)
+    return _read(path, seen.st_mtime_ns, seen.st_size).get(name)
 
 
 def read_mapping(name: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -53,11 +44,28 @@ def read_mapping(name: str, known: tuple[str, ...]) -> dict[str, Any]:
         raise BadFileError(f"{where} is `{section}`, expected e.g. {SECTIONS[name]}")
     for key in section:
         if key not in known:
-            raise BadFileError(f"{where} has the unknown key `{key}`{suggest(str(key), list(known))}")
+            raise BadFileError(f"{where} has the unknown key `{key}`{_suggest(str(key), known)}")
     return section
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """`; did you mean `x`?`, else the list of what is known."""
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean `{nearest[0]}`?" if nearest else f", expected {', '.join(f'`{one}`' for one in known)}"
+@lru_cache(maxsize=4)
+def _read(path: Path, mtime_ns: int, size: int) -> dict[str, Any]:
+    """The sections of the file as it stood then: rooms ask often, a hub's address once for every range it reads."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BadFileError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadFileError(f"{path} holds {type(value).__name__}, expected sections such as {SECTIONS['engines']}")
+    for key in value:
+        if key not in SECTIONS:
+            raise BadFileError(f"{path}: unknown section `{key}`{_suggest(str(key), SECTIONS)}")
+    return value
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    return did_you_mean(word, known) or f", expected {', '.join(f'`{one}`' for one in known)}"

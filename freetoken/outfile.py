@@ -28,7 +28,7 @@ def write_output(path: Path, content: str | bytes) -> int:
         if _is_written_into(target):
             _write_into(target, data)
         else:
-            _replace(target, data)
+            replace_file(target, data)
     except OSError as error:
         raise FtError(f"cannot write {path}: {error.strerror or error}", hint=_hint_at(path)) from error
     return len(data)
@@ -77,7 +77,8 @@ def _write_into(path: Path, data: bytes) -> None:
             rest = rest[file.write(rest) :]
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts `data` at `path` whole: a reader sees the old file or the new one. Raises OSError, leaving no piece."""
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

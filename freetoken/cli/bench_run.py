@@ -86,9 +86,7 @@ def command(
 
 
 def _find_target(name: str | None, base_url: str | None, api_key_env: str | None) -> Target:
-    import os
-
-    from freetoken.deploy.connect import find_one
+    from freetoken.deploy.connect import find_one, read_own_key
     from freetoken.deploy.measure import Target, find_target
     from freetoken.errors import UsageError
 
@@ -98,8 +96,7 @@ def _find_target(name: str | None, base_url: str | None, api_key_env: str | None
             raise UsageError("give the name of a deployment or `--base-url`, not both")
         return Target(base_url, base_url, key)
     found = find_one(name)
-    own = found.launch.api_key_env if found.launch else None
-    return find_target(found, key or (os.environ.get(own) if own else None))
+    return find_target(found, key or read_own_key(found))
 
 
 def _render(report: BenchReport, console: Console) -> None:

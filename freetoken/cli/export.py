@@ -89,17 +89,14 @@ def read_study(recipe: Recipe) -> tuple[StudyPoint, ...]:
     path = paths.studies_path()
     if not path.is_file():
         return ()
-    from freetoken.share.study import make_point
+    from freetoken.share.study import make_points
     from freetoken.tuner.seeds import read_trials
 
     try:
-        found = read_trials(recipe, path)
+        return make_points(read_trials(recipe, path))
     except FtError as error:
         note(f"note: the tuner's trials are left out: {error.message}")
         return ()
-    return tuple(
-        make_point(one.settings, one.slot_bytes, one.kind, one.figures, one.missing_bytes) for one in found
-    )  # fmt: skip
 
 
 def describe_contents(bundle: Bundle) -> str:

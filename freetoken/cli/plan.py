@@ -13,8 +13,7 @@ from freetoken.errors import UsageError
 
 if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
-    from freetoken.planner.plan import Plan
-    from freetoken.recipe.load import LoadedRecipe
+    from freetoken.planner.plan import Plan, PlanRequest
 
 #: What `--suggest` asks of every model where no workload is named.
 DEFAULT_WORKLOAD = "agent-8k"
@@ -88,20 +87,21 @@ def _plan(
     target: str, hardware: Hardware | None, engine: str | None, workload: str | None, sets: tuple[str, ...],
     options: str, *, force: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    from freetoken.deploy.prepare import prepare_plan
+    from freetoken.deploy.prepare import plan_request, prepare_request
     from freetoken.deploy.target import load_target
 
     chosen = (("engine.name", engine), ("workload", workload))
     sets = (*(f"{key}={value}" for key, value in chosen if value is not None), *sets)
     loaded = load_target(target, sets=sets)
-    answer = prepare_plan(loaded, hardware=hardware, force=force)
+    request = prepare_request(loaded, hardware=hardware)
+    answer = plan_request(request, force=force)
     from freetoken.cli import render
 
     render.say_notes(loaded.notes)
     if answer.kind == "plan":
         emit(answer, as_json=as_json, render=lambda console: render.render_plan(answer, console))
         if loaded.path is None and not any(one.startswith("engine") for one in sets):
-            _say_faster(loaded, answer, hardware)
+            _say_faster(answer, request)
         return 0
     from freetoken.deploy.suggest import suggest_instead
 
@@ -111,12 +111,11 @@ def _plan(
     return 3
 
 
-def _say_faster(loaded: LoadedRecipe, plan: Plan, hardware: Hardware | None) -> None:
+def _say_faster(plan: Plan, request: PlanRequest) -> None:
     """A word where the model was named without an engine, and another one than the default is the better choice."""
-    from freetoken.deploy.prepare import prepare_request
     from freetoken.deploy.suggest import find_faster_engine
 
-    found = find_faster_engine(plan, prepare_request(loaded, hardware=hardware))
+    found = find_faster_engine(plan, request)
     if found is not None:
         name, tps = found
         note(f"note: engine `{name}` would run it at {tps:.3g} tok/s predicted: `--engine {name}`")

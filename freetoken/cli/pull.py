@@ -76,7 +76,7 @@ def _render_index(index: Index, console: Console) -> None:
     if not rows:
         click.echo("the registry is empty")
         return
-    print_table(console, heads, rows, align=(*["left"] * 5, "right"))  # type: ignore[arg-type]
+    print_table(console, heads, rows, align=("left", "left", "left", "left", "left", "right"))
 
 
 def _figure(value: float | None) -> str:

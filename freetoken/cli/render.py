@@ -6,6 +6,7 @@ Everything is read off the values; no arithmetic of its own but sums that the le
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -58,8 +59,13 @@ def render_refusal(refusal: Refusal, console: Console) -> None:
     _render_ledgers(refusal, console, blamed=refusal.blamed_line)
 
 
-def make_refusal_error(refusal: Refusal) -> DoesNotFitError:
-    """The no as an error: every finding, the missing bytes, and what would make it a yes."""
+def show_sets(sets: Mapping[str, str]) -> str:
+    """A repair as arguments to type: `--set settings.kv_tokens=8192`."""
+    return f"`{' '.join(f'--set {key}={value}' for key, value in sets.items())}`"
+
+
+def make_refusal_error(refusal: Refusal, show: Callable[[Mapping[str, str]], str] = show_sets) -> DoesNotFitError:
+    """The no as an error: every finding, the missing bytes, and what would make it a yes, as `show` writes it."""
     said = [finding.message for finding in refusal.findings if finding.is_fatal]
     details = [one for one in said if one not in refusal.message]
     details += [f"warning: {one.message}" for one in refusal.findings if not one.is_fatal]
@@ -72,19 +78,18 @@ def make_refusal_error(refusal: Refusal) -> DoesNotFitError:
             f"to blame is the line `{blamed.label}`: {size}" + (f", {blamed.formula}" if blamed.formula else "")
         )
     details += [f"instead: {one}" for one in refusal.alternatives]
-    return DoesNotFitError(refusal.message, hint=describe_repairs(refusal), details=tuple(details))
+    return DoesNotFitError(refusal.message, hint=describe_repairs(refusal, show), details=tuple(details))
 
 
-def describe_repairs(refusal: Refusal) -> str | None:
-    """`--set` arguments that were planned again and fit, or else the findings' own hints; None where nothing helps."""
+def describe_repairs(refusal: Refusal, show: Callable[[Mapping[str, str]], str] = show_sets) -> str | None:
+    """Changes that were planned again and fit, or else the findings' own hints; None where nothing helps."""
     repairs = []
     for repair in refusal.repairs:
-        sets = " ".join(f"--set {key}={value}" for key, value in repair.sets.items())
         rate = repair.predicted_decode_tps
         words = repair.description
         if rate is not None and "tok/s" not in words:
             words += f", {format_significant(rate)} tok/s"
-        repairs.append(f"`{sets}` ({words})" if sets else words)
+        repairs.append(f"{show(repair.sets)} ({words})" if repair.sets else words)
     hints = repairs or [finding.hint for finding in refusal.findings if finding.hint]
     return ", or ".join(dict.fromkeys(hints)) or None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,16 +111,28 @@ def _describe(plan: Plan, settings: dict[str, Any]) -> str:
 def _make_error(refusal: Refusal) -> DoesNotFitError:
     from freetoken.cli.render import make_refusal_error
 
-    error = make_refusal_error(refusal)
+    flags = {f"settings.{name}" for name in _SETTINGS}
+    repairs = tuple(one for one in refusal.repairs if one.sets.keys() <= flags)
+    error = make_refusal_error(refusal.model_copy(update={"repairs": repairs}), show=_show_flags)
     error.details = tuple(_as_flags(one) for one in error.details)
     error.hint = _as_flags(error.hint) if error.hint else None
     return error
 
 
+def _show_flags(sets: Mapping[str, str]) -> str:
+    """A repair as flags of `ft serve`; what a recipe calls `auto` is a flag left out."""
+    values = {f"--{key.removeprefix('settings.').replace('_', '-')}": value for key, value in sets.items()}
+    typed = [_show_flag(flag, value) for flag, value in values.items() if value != "auto"]
+    left_out = [flag for flag, value in values.items() if value == "auto"]
+    words = [f"`{' '.join(typed)}`"] * bool(typed) + [f"no `{' '.join(left_out)}`"] * bool(left_out)
+    return " and ".join(words)
+
+
+def _show_flag(flag: str, value: str) -> str:
+    return {"true": flag, "false": f"--no-{flag[2:]}"}.get(value, f"{flag} {value}")
+
+
 def _as_flags(words: str) -> str:
-    """Advice for a recipe as advice for `ft serve`, whose flags are left out where a recipe says `auto`."""
+    """The advice of a finding, which is written for a recipe, as advice for `ft serve`."""
     flags = re.sub(r"--set settings\.(\w+)=", lambda found: f"--{found[1].replace('_', '-')} ", words)
-    flags = re.sub(
-        r"`((?:--[\w-]+ auto ?)+)`", lambda found: "no `" + found[1].replace(" auto", "").strip() + "`", flags
-    )
-    return re.sub(r"( --[\w-]+) auto\b", "", flags).replace(", or `auto`", "")
+    return flags.replace(", or `auto`", "")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import traceback
 
 import click
 
 from freetoken import paths
-from freetoken.errors import FtError, UsageError
+from freetoken.errors import FtError, UsageError, did_you_mean
 
 
 def is_help_wanted(error: click.ClickException) -> bool:
@@ -28,11 +27,11 @@ def describe_click_error(error: click.ClickException) -> FtError:
 def _describe_message(error: click.ClickException, context: click.Context | None, command: str) -> str:
     if isinstance(error, click.NoSuchOption):
         known = _option_names(context)
-        return f"`{command}` has no option `{error.option_name}`{did_you_mean(error.option_name, known)}"
+        return f"`{command}` has no option `{error.option_name}`{did_you_mean(error.option_name, known, cutoff=0.6)}"
     name, group = _missing_command_name(error), context.command if context is not None else None
     if name is not None and context is not None and isinstance(group, click.Group):
         known = group.list_commands(context)
-        return f"`{command}` has no command `{name}`{did_you_mean(name, known)}"
+        return f"`{command}` has no command `{name}`{did_you_mean(name, known, cutoff=0.6)}"
     if isinstance(error, click.MissingParameter):
         missing = error.param.get_error_hint(context) if error.param and context else "an argument"
         return f"`{command}` needs {_in_backticks(missing)}"
@@ -56,12 +55,6 @@ def _option_names(context: click.Context | None) -> list[str]:
     if context is None:
         return []
     return [name for param in context.command.get_params(context) for name in param.opts if name.startswith("-")]
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """`; did you mean `x`?` for the nearest of `known`, or an empty text where nothing is near."""
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean `{nearest[0]}`?" if nearest else ""
 
 
 def describe_bug(error: Exception) -> FtError:

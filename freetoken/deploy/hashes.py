@@ -22,6 +22,7 @@ from freetoken import __version__, paths
 from freetoken.checkpoint.locate import read_source
 from freetoken.checkpoint.transfer import Meter, ProgressCallback
 from freetoken.checkpoint.verify import hash_file, list_files
+from freetoken.outfile import replace_file
 from freetoken.recipe.model import TextLike
 
 Sha256 = Annotated[str, TextLike(r"^[0-9a-f]{64}$")]
@@ -170,8 +171,6 @@ def _write_cache(cache: dict[str, list[int | str]]) -> None:
     kept = dict(list(cache.items())[-MAX_CACHED:])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{CACHE_NAME}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(kept), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(path, json.dumps(kept).encode())
     except OSError:
         pass

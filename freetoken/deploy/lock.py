@@ -19,6 +19,7 @@ from freetoken import __version__, paths
 from freetoken.deploy.hashes import LockedFile, LockedPackage, hash_model, read_packages
 from freetoken.deploy.tools import Progress, Step, ignore_progress
 from freetoken.errors import BadFileError, FtError, UsageError
+from freetoken.outfile import replace_file
 from freetoken.recipe.dump import dump_yaml
 from freetoken.recipe.findings import describe_errors, raise_findings
 from freetoken.recipe.lookup import show_path
@@ -124,9 +125,7 @@ def write_lock(lock: Lock, path: Path) -> None:
         if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise FtError(f"the lock {path} cannot be written: {error.strerror}") from error
 

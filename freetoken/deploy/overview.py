@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freetoken import paths
 from freetoken.deploy import runs
+from freetoken.deploy.connect import read_own_key
 from freetoken.deploy.hits import make_hit_reader
 from freetoken.deploy.prove import find_drift, read_strategy
 from freetoken.deploy.studies import StudyView, list_studies
@@ -199,9 +199,8 @@ def _measure(found: life.Life, plan: Plan, tools: Tools) -> tuple[dict[str, Any]
     measured["decode_tps"] = _read_proven_tps(found.record.folder)
     if found.condition not in ("ready", "unproven", "unkept"):
         return measured, ()
-    key = os.environ.get(found.launch.api_key_env) if found.launch and found.launch.api_key_env else None
     try:
-        with tools.connect(found.record.base_url, key) as client:
+        with tools.connect(found.record.base_url, read_own_key(found)) as client:
             status, stats = client.cache_status(), client.stats()
     except FtError as error:
         return measured, (f"it does not answer: {error.message}",)

@@ -98,8 +98,12 @@ def prepare_plan(
     tools: Tools = DEFAULT_TOOLS,
 ) -> Plan | Refusal:
     """The plan of `loaded` on this machine (or on `hardware`), or a reasoned no. Changes nothing."""
-    request = prepare_request(loaded, hardware=hardware, tools=tools)
-    return tools.make_plan(request, tools.find_adapter(loaded.recipe.engine.name), force)
+    return plan_request(prepare_request(loaded, hardware=hardware, tools=tools), force=force, tools=tools)
+
+
+def plan_request(request: PlanRequest, *, force: bool = False, tools: Tools = DEFAULT_TOOLS) -> Plan | Refusal:
+    """The answer to a request that was prepared, by its recipe's engine."""
+    return tools.make_plan(request, tools.find_adapter(request.recipe.engine.name), force)
 
 
 def find_taken_ports(recipe: Recipe, adapter: EngineAdapter) -> tuple[str, ...]:

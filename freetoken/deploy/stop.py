@@ -18,7 +18,7 @@ from freetoken.deploy.values import DeployModel, StopOutcome
 from freetoken.errors import FtError, UsageError
 from freetoken.recipe.model import NAME_PATTERN
 from freetoken.supervisor import life, register
-from freetoken.supervisor.locks import FileLock, LockHolder, read_holder
+from freetoken.supervisor.locks import LockHolder, find_holder, read_holder
 from freetoken.supervisor.process import find_members, identify_self, read_stat
 
 #: Seconds that an `ft` which is changing the deployment is given to see that it was stopped.
@@ -120,15 +120,8 @@ def _is_being_changed(name: str) -> bool:
     """Whether another `ft` holds the lock of `name`."""
     if not re.fullmatch(NAME_PATTERN, name):
         return False
-    path = register.deployment_lock(paths.state_dir(), name).path
-    holder = read_holder(path)
-    if holder is None or holder.process == identify_self():
-        return False
-    lock = FileLock(path, is_named=False)
-    if not lock.try_acquire():
-        return True
-    lock.release()
-    return False
+    holder = find_holder(register.deployment_lock(paths.state_dir(), name).path)
+    return holder is not None and holder.process != identify_self()
 
 
 def _refuse_several(found: list[life.Life]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from freetoken.deploy.values import DeployModel
 from freetoken.errors import FtError
 from freetoken.supervisor import register
-from freetoken.supervisor.locks import FileLock, LockHolder, read_holder
+from freetoken.supervisor.locks import LockHolder, find_holder
 from freetoken.supervisor.process import identify_self
 
 _POLL_S = 0.5
@@ -65,13 +65,4 @@ def wait_for_study(device: str, is_stopped: Callable[[], bool]) -> None:
 
 
 def _find_holder(device: str) -> LockHolder | None:
-    path = register.study_lock(device).path
-    holder = read_holder(path)
-    if holder is None:
-        return None
-    # Whom it names may live on and have given it back.
-    lock = FileLock(path, is_named=False)
-    if not lock.try_acquire():
-        return holder
-    lock.release()
-    return None
+    return find_holder(register.study_lock(device).path)

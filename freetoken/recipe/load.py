@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from freetoken import paths
-from freetoken.errors import BadFileError, UsageError
+from freetoken.errors import BadFileError, UsageError, did_you_mean
 from freetoken.recipe.dump import dump_recipe
 from freetoken.recipe.effects import check_effects
 from freetoken.recipe.findings import describe_errors, dotted, find_model, raise_findings
@@ -29,7 +29,6 @@ from freetoken.recipe.lookup import (
     find_workload,
     list_recipes,
     list_workloads,
-    nearest,
     resolve_model_path,
     show_path,
 )
@@ -165,7 +164,7 @@ def _find_parent(tree: Node, chain: list[Path]) -> Path | None:
         parent = find_named(name, others, but=here if name == here.stem else None)
         if parent is None:
             known = [one for one, _ in list_recipes()]
-            raise BadFileError(f"{node.mark}: no recipe `{name}` to extend{nearest(name, known)}")
+            raise BadFileError(f"{node.mark}: no recipe `{name}` to extend{did_you_mean(name, known)}")
     assert parent is not None
     seen = [one.resolve() for one in chain]
     if parent.resolve() in seen:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from freetoken import paths
-from freetoken.errors import UsageError
+from freetoken.errors import UsageError, did_you_mean
 from freetoken.recipe.model import ModelRef
 
 SUFFIXES = (".yaml", ".yml")
@@ -29,7 +28,8 @@ def find_recipe(target: str, *, base_dir: Path | None = None) -> Path:
     if found is None:
         known = [name for name, _ in list_recipes()]
         raise UsageError(
-            f"no recipe `{target}` in recipes/{nearest(target, known)}", hint="`ft recipe list` shows them all"
+            f"no recipe `{target}` in recipes/{did_you_mean(target, known)}",
+            hint="`ft recipe list` shows them all",
         )
     return found
 
@@ -59,7 +59,7 @@ def find_workload(name: str, base_dir: Path) -> Path | None:
 
 def describe_no_workload(name: str) -> str:
     """`no workload `agnt-8k`; did you mean `agent-8k`?`."""
-    return f"no workload `{name}`{nearest(name, [one for one, _ in list_workloads()])}"
+    return f"no workload `{name}`{did_you_mean(name, [one for one, _ in list_workloads()])}"
 
 
 def find_named(name: str, folders: Iterable[Path], *, but: Path | None = None) -> Path | None:
@@ -82,12 +82,6 @@ def _list_named(kind: str) -> tuple[tuple[str, Path], ...]:
                 if path.suffix in SUFFIXES and not path.name.startswith("."):
                     found.setdefault(path.stem, path)
     return tuple(found.items())
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """`; did you mean `x`?` for the nearest of `known`, or an empty text."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def show_path(path: Path) -> str:

@@ -6,7 +6,6 @@ otherwise; `NAME.lock` is the author's lock. Nothing else is written by an impor
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from freetoken import paths
 from freetoken.deploy.lock import dump_lock
 from freetoken.errors import FtError, UsageError
+from freetoken.outfile import replace_file
 from freetoken.recipe.dump import dump_recipe
 from freetoken.recipe.model import NAME_PATTERN, Recipe
 from freetoken.share.archive import read_bytes
@@ -77,10 +77,8 @@ def list_imports() -> tuple[Path, ...]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        replace_file(path, data)
     except OSError as error:
         raise FtError(f"{path} cannot be written: {error.strerror}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from freetoken.errors import BadFileError, FtError, UsageError
-from freetoken.recipe.lookup import nearest
+from freetoken.errors import BadFileError, FtError, UsageError, did_you_mean
+from freetoken.outfile import replace_file
 from freetoken.recipe.model import NAME_PATTERN, TextLike
 from freetoken.share.archive import MAX_BUNDLE_BYTES
 from freetoken.share.bundle import SUFFIX, Bundle, parse_json, read_bundle
@@ -202,7 +201,7 @@ def _choose(names: list[str], name: str | None, place: Place) -> str:
         raise UsageError(f"{place.describe()} holds {len(names)} bundles; name one", hint=hint)
     if name is None:
         raise UsageError(f"{place.describe()} holds no bundle", hint="`ft push TARGET RECIPE` puts one there")
-    raise UsageError(f"{place.describe()} has no bundle `{name}`{nearest(name, names)}", hint=f"it has: {shown}")
+    raise UsageError(f"{place.describe()} has no bundle `{name}`{did_you_mean(name, names)}", hint=f"it has: {shown}")
 
 
 class FolderPlace:
@@ -239,9 +238,7 @@ class FolderPlace:
             for name, data in files.items():
                 path = self._locate(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                temporary.write_bytes(data)
-                os.replace(temporary, path)
+                replace_file(path, data)
         except OSError as error:
             raise FtError(f"{self.shown} cannot be written: {error.strerror}") from error
         return self.shown

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from freetoken import paths
-from freetoken.errors import BadFileError, UsageError
+from freetoken.errors import BadFileError, UsageError, did_you_mean
+from freetoken.outfile import replace_file
 from freetoken.recipe.dump import dump_yaml
-from freetoken.recipe.lookup import nearest
 from freetoken.recipe.nodes import read_yaml
 from freetoken.share.model import Signature
 
@@ -140,7 +140,7 @@ def forget(name: str) -> None:
     """Takes a key off the trust list. Raises UsageError where there is none of the name."""
     known = _read_list()
     if name not in known:
-        raise UsageError(f"no key `{name}` on the trust list{nearest(name, list(known))}")
+        raise UsageError(f"no key `{name}` on the trust list{did_you_mean(name, known)}")
     _write_list({key: value for key, value in known.items() if key != name})
 
 
@@ -151,9 +151,7 @@ def _read_list() -> dict[str, str]:
 def _write_list(known: dict[str, str]) -> None:
     path = trust_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(dump_yaml(known), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, dump_yaml(known).encode())
 
 
 def _read_key() -> Ed25519PrivateKey:

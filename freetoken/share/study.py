@@ -34,6 +34,11 @@ def make_point(
     )
 
 
+def make_points(trials: Iterable[Any]) -> tuple[StudyPoint, ...]:
+    """The same for what the tuner tells of its trials (`tuner.seeds.ToldTrial`, whose room is not imported here)."""
+    return tuple(make_point(one.settings, one.slot_bytes, one.kind, one.figures, one.missing_bytes) for one in trials)
+
+
 def pick_points(points: Iterable[StudyPoint], objective: str) -> tuple[StudyPoint, ...]:
     """What of `points` travels: successes by `objective`, best first, then failures, the nearest to working first.
 

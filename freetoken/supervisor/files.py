@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from freetoken.outfile import replace_file
+
 EventKind = Literal[
     "intended", "abandoned", "keeper_started", "keeper_ended", "engine_started", "engine_adopted", "engine_ready",
     "engine_unhealthy", "engine_exited", "engine_restarting", "engine_hung", "engine_idle", "port_dead",
@@ -47,16 +49,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """As `write_json`, for text."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode())
     sync_folder(path.parent)
 
 

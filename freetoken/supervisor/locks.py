@@ -119,3 +119,15 @@ def read_holder(path: Path) -> LockHolder | None:
     return (
         LockHolder(process, str(value.get("purpose", "")), str(value.get("since", ""))) if is_alive(process) else None
     )
+
+
+def find_holder(path: Path) -> LockHolder | None:
+    """Who holds the lock at `path` now; None where it is free, though whom its file names may live on."""
+    holder = read_holder(path)
+    if holder is None:
+        return None
+    lock = FileLock(path, is_named=False)
+    if not lock.try_acquire():
+        return holder
+    lock.release()
+    return None

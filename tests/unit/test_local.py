@@ -97,3 +97,17 @@ def test_a_wrong_wish_is_told(local: Path, entry: str, words: str) -> None:
     with pytest.raises(BadFileError) as told:
         read_policy(KeeperPolicy())
     assert words in told.value.message
+
+
+def test_the_file_is_read_once_until_it_changes(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml
+
+    seen: list[str] = []
+    monkeypatch.setattr("yaml.safe_load", lambda text: (seen.append(text), yaml.load(text, yaml.SafeLoader))[1])
+    local.write_text("hub: {endpoint: 'https://one.example'}\n")
+    assert [hub.hf_endpoint() for _ in range(5)] == ["https://one.example"] * 5
+    assert len(seen) == 1
+    local.write_text("hub: {endpoint: 'https://another.example'}\n")
+    assert (hub.hf_endpoint(), len(seen)) == ("https://another.example", 2)
+    local.unlink()
+    assert hub.hf_endpoint() == "https://huggingface.co"

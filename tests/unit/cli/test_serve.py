@@ -14,8 +14,10 @@ import pytest
 from freetoken import paths
 from freetoken.cli.main import main
 from freetoken.cli.serve import calm_threads
+from freetoken.cli.serve_defaults import _make_error as make_error
 from freetoken.cli.serve_defaults import fill_settings
 from freetoken.hardware.profiles import load_profile
+from freetoken.planner.plan import Refusal, Repair
 
 
 @pytest.fixture
@@ -170,3 +172,14 @@ def test_threads_spin_a_moment_and_sleep_unless_the_user_says_otherwise(
         monkeypatch.setenv(name, value)
     calm_threads()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == expected
+
+
+@pytest.mark.parametrize(("sets", "expected"), [
+    ({"settings.kv_tokens": "8192", "settings.embed_on_host": "true"}, "`--kv-tokens 8192 --embed-on-host`"),
+    ({"settings.embed_on_host": "false", "settings.gpu": "auto"}, "`--no-embed-on-host` and no `--gpu`"),
+])  # fmt: skip
+def test_a_repair_is_shown_as_flags_that_serve_takes(sets: dict[str, str], expected: str) -> None:
+    repair = Repair(description="fits", sets=sets)
+    other = Repair(description="fits too", sets={"headroom": "server"})
+    refusal = Refusal(recipe_name="m", engine="native", model_name="m", message="no", repairs=(repair, other))
+    assert make_error(refusal).hint == f"{expected} (fits)"
