@@ -31,7 +31,7 @@ def command(study: str | None, output: str | None, storage: str | None, as_json:
     one. A study that still runs is shown as it stands. `-o -` writes to stdout.
     """
     from freetoken.report.page import write_page, write_report
-    from freetoken.tuner.record import pick_study, read_study
+    from freetoken.tuner.reading import pick_study, read_study
     from freetoken.tuner.storage import open_known_storage
 
     opened = open_known_storage(storage)

@@ -8,7 +8,7 @@ import pytest
 from freetoken.report.figures import draw_all
 from freetoken.report.page import write_report
 from freetoken.store.rows import MeasuredLine
-from freetoken.tuner.record import read_study
+from freetoken.tuner.reading import read_study
 from freetoken.tuner.values import Outcome
 from freetoken.units import GIB
 from tests.fakes.browser import Drawn, read_dom

@@ -16,7 +16,7 @@ import pytest
 
 from freetoken.errors import UsageError
 from freetoken.store import open_store
-from freetoken.tuner.record import read_study
+from freetoken.tuner.reading import read_study
 from freetoken.tuner.storage import open_storage
 from tests.fakes.ports import find_free_port
 from tests.fakes.postgres import PASSWORD, serve_postgres

@@ -2,7 +2,7 @@ import optuna
 import pytest
 
 from freetoken.recipe.model import GoodEnough
-from freetoken.tuner.record import read_study
+from freetoken.tuner.reading import read_study
 from freetoken.tuner.values import Outcome
 from tests.fakes.studies import finish, make_search
 from tests.fakes.tuning import ScriptedLauncher

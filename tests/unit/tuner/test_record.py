@@ -6,7 +6,8 @@ import pytest
 from freetoken.errors import UsageError
 from freetoken.recipe.model import GoodEnough
 from freetoken.tuner.naming import find_open
-from freetoken.tuner.record import StudyResult, list_studies, pick_study, read_study, write_result
+from freetoken.tuner.reading import list_studies, pick_study, read_study
+from freetoken.tuner.record import StudyResult, write_result
 from freetoken.tuner.values import Outcome
 from tests.fakes.studies import finish, make_search
 from tests.fakes.tuning import ScriptedLauncher

@@ -12,7 +12,7 @@ from freetoken.share.evidence import gather_evidence
 from freetoken.store import open_store
 from freetoken.store.rebuild import rebuild_from_runs
 from freetoken.tuner import status
-from freetoken.tuner.record import read_study
+from freetoken.tuner.reading import read_study
 from freetoken.tuner.status import read_status
 from tests.fakes.rigged import RiggedLauncher, make_session
 
