@@ -5,7 +5,8 @@
 
 Steps: `start` from nothing to a proven answer; `again` changes nothing; `grow` to `--grow-slots` live; `strategy`
 restarts with `--other-strategy`; `speed` measures decode with `ft bench run`; `oom` starts while `--less-mib` of the
-planned VRAM go away after the plan was made; `stop` ends it and looks whether all VRAM came back. Without a GPU
+planned VRAM go away after the plan was made; `stop` ends it and looks whether all VRAM came back. With several GPUs
+CUDA_VISIBLE_DEVICES names the one to use. Without a GPU
 `--free-gib 0` holds nothing and VRAM is left out: the steps of the demo recipe can be tried so.
 """
 
@@ -78,9 +79,9 @@ class Bench:
             self.holder = None
 
     def used_mib(self) -> float | None:
-        """VRAM in use on GPU 0; None without a driver."""
+        """VRAM in use on the GPU, MiB; None without a driver."""
         try:
-            done = subprocess.run(["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            done = subprocess.run(["nvidia-smi", "-i", gpu(), "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                                   capture_output=True, text=True, timeout=20)  # fmt: skip
             return float(done.stdout.strip())
         except (OSError, ValueError):
@@ -182,7 +183,9 @@ class Peak:
             import pynvml
 
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            chosen = gpu()
+            by_index = pynvml.nvmlDeviceGetHandleByIndex
+            handle = by_index(int(chosen)) if chosen.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(chosen)
             look = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20  # noqa: E731
         except Exception:
             look = self.look
@@ -191,6 +194,11 @@ class Peak:
             if used is None:
                 return
             self.highest = max(self.highest or 0.0, used)
+
+
+def gpu() -> str:
+    """Index or uuid of the one GPU that this bench and its engine use."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
 
 
 def _ledger(ledger: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The native engine on a GPU held down to a small card: kernels, a checkpoint of Qwen3.6's shape, the demo recipe.
-# Usage: native.sh OUT_FOLDER   (WHEELS: what the machine's Python lacks; MAKER: make_checkpoint.py; FREE_GIB: 8)
+# Usage: native.sh OUT_FOLDER   (WHEELS: what the machine's Python lacks; MAKER: make_checkpoint.py; FREE_GIB: 8; PORT: 1919)
 set -uo pipefail
-out=$1 free=${FREE_GIB:-8}
+out=$1 free=${FREE_GIB:-8} port=${PORT:-1919}
 began=$(date +%s)
 mkdir -p "$out"
 [ -d /tmp/ours ] || python3 -m pip install -q --no-deps --no-index --no-compile --target /tmp/ours "${WHEELS:-.whl}"/*.whl
@@ -10,17 +10,17 @@ export PYTHONPATH=/tmp/ours:$PWD PYTHONUNBUFFERED=1 FT_STATE=/tmp/ft-native/stat
 say() { echo "== $(( $(date +%s) - began )) s: $*"; }
 nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv,noheader
 
-(OMP_NUM_THREADS=1 python3 "${MAKER:-.gpu/make_checkpoint.py}" --preset qwen3.6-35b-a3b --quant nvfp4 --router-skew 1.0 \
-  --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1; echo $? > /tmp/deep.rc) &
-maker=$!
+[ -d /tmp/deep ] || (OMP_NUM_THREADS=1 python3 "${MAKER:-.gpu/make_checkpoint.py}" --preset qwen3.6-35b-a3b --quant nvfp4 --router-skew 1.0 \
+  --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1) &
+maker=${!:-}
 say "kernels on the device"
 timeout 150 python3 -m pytest -q -p no:cacheprovider tests/unit/engine/test_kernels.py 2>&1 | tail -15 | tee "$out/kernels.log"
 say "the demo recipe, whole card"
-timeout 120 python3 benchmarks/gpu/apply.py --recipe recipes/demo.yaml --free-gib "$free" --steps start,shrink,status,stop \
+timeout 120 python3 benchmarks/gpu/apply.py --recipe recipes/demo.yaml --free-gib "$free" --set serve.port=$port --steps start,shrink,status,stop \
   --out "$out/demo.jsonl" 2>&1 | cut -c1-1500
 tail -c 1500 $FT_STATE/runs/*/engine.log 2>/dev/null | tail -20
-wait $maker
-say "checkpoint made ($(cat /tmp/deep.rc)), $(du -sh /tmp/deep | cut -f1)"
+wait ${maker:-}
+say "checkpoint made, $(du -sh /tmp/deep | cut -f1)"
 python3 benchmarks/gpu/hold.py --free-gib "$free" > "$out/hold.log" &
 holder=$!
 for _ in $(seq 100); do [ -s "$out/hold.log" ] && break; sleep 0.2; done
@@ -32,7 +32,7 @@ echo "exit code $?"
 cut -c1-1800 "$out/native.jsonl"; tail -45 "$out/native.err" | cut -c1-160
 nvidia-smi --query-gpu=memory.used --format=csv,noheader
 say "ft apply of the checkpoint on the native engine"
-timeout 200 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --json > "$out/apply.json" 2> "$out/apply.err"
+timeout 200 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --set serve.port=$port --json > "$out/apply.json" 2> "$out/apply.err"
 echo "exit code $?"; tail -5 "$out/apply.err" | cut -c1-400
 python3 -m freetoken status 2>&1 | tail -25
 python3 -m freetoken bench run --workload chat-2k --repeats 1 --limit 60s 2>&1 | tail -25

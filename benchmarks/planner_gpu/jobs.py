@@ -29,24 +29,26 @@ from freetoken.units import GIB, MIB
 #: name, model, GiB free, chunk, embedding on the host, requests at once; the most informative first. Deep ones are the
 #: model's own depth and take a minute more to load.
 ADMITTED = [
-    ("a08", "deep", 5.5, 2048, True, 1),
-    ("a06", "shallow", 7.0, 8192, True, 4),
-    ("a11", "deep", 8.0, 8192, False, 4),
-    ("a01", "shallow", 5.5, 512, True, 1),
     ("a10", "deep", 8.0, 2048, True, 1),
+    ("a06", "shallow", 7.0, 8192, True, 4),
+    ("a01", "shallow", 5.5, 512, True, 1),
+    ("a11", "deep", 8.0, 8192, False, 4),
     ("a05", "shallow", 6.5, 512, False, 4),
+    ("a08", "deep", 5.5, 2048, True, 1),
+    ("a17", "shallow", 7.0, 512, False, 1),
     ("a15", "deep", 16.0, 8192, True, 1),
     ("a14", "deep", 12.0, 512, False, 4),
+    ("a18", "shallow", 6.5, 8192, True, 1),
+    ("a12", "deep", 10.0, 2048, False, 1),
+    ("a09", "deep", 6.0, 512, True, 1),
+    ("a13", "deep", 12.0, 8192, True, 4),
+    ("a16", "deep", 16.0, 2048, False, 4),
     ("a02", "shallow", 5.5, 2048, True, 4),
-    ("a07", "shallow", 7.0, 2048, True, 1),
     ("a03", "shallow", 6.0, 8192, False, 1),
     ("a04", "shallow", 6.0, 2048, False, 4),
-    ("a12", "deep", 10.0, 2048, False, 1),
-    ("a13", "deep", 12.0, 8192, True, 4),
-    ("a09", "deep", 6.0, 512, True, 1),
-    ("a16", "deep", 16.0, 2048, False, 4),
+    ("a07", "shallow", 7.0, 2048, True, 1),
 ]
-#: The same, with that many MiB more of slots than our plan admits at no headroom; one follows every three admitted.
+#: The same, with that many MiB more of slots than our plan admits at no headroom; one follows every two admitted.
 REFUSED = [
     ("r01", "shallow", 5.5, 8192, True, 1, 340),
     ("r02", "shallow", 6.0, 2048, False, 4, 340),
@@ -134,7 +136,7 @@ def main() -> None:
     jobs = []
     for index, job in enumerate(admitted):
         jobs.append(job)
-        if index % 3 == 2 and refused:
+        if index % 2 == 1 and refused:
             jobs.append(refused.pop(0))
     jobs += refused
     if options.shallow_first:

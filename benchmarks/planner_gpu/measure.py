@@ -231,6 +231,16 @@ def measure_ready(job: dict, port: int, sampler: Sampler, result: dict, log: Pat
         result["resized"].append(row)
 
 
+def claim(path: Path) -> bool:
+    """Whether this call is the first to want the job."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", required=True, type=Path)
@@ -241,6 +251,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=4, help="torch threads of each engine")
     parser.add_argument("--first-gpu", type=int, default=0)
     parser.add_argument("--stop-after-s", type=float, default=520)
+    parser.add_argument("--claims", type=Path, help="folder by which several calls at once share the jobs")
     options = parser.parse_args()
     options.logs.mkdir(parents=True, exist_ok=True)
     jobs: queue.Queue = queue.Queue()
@@ -257,6 +268,8 @@ def main() -> None:
                 job = jobs.get_nowait()
             except queue.Empty:
                 return
+            if options.claims and not (job.get("again") or claim(options.claims / job["name"])):
+                continue
             result = run_job(job, gpu, options.site, options.logs, options.threads)
             log = result["log"]
             if not (result.get("ready") or log.get("oom") or log.get("needs") or job.get("again")):

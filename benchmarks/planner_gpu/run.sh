@@ -16,6 +16,6 @@ make="python3 ${MAKER:-.gpu/make_checkpoint.py} --preset qwen3.6-35b-a3b --quant
 echo "prepared in $(( $(date +%s) - began )) s, $threads threads an engine"
 nvidia-smi --query-gpu=name,memory.total,memory.used,pcie.link.gen.current --format=csv,noheader
 python3 benchmarks/planner_gpu/measure.py --jobs "$jobs" --site /tmp/site --out "$out/results.jsonl" --logs /tmp/logs \
-  --gpus "$gpus" --first-gpu "${FIRST_GPU:-0}" --threads "$threads" --stop-after-s "${STOP_AFTER_S:-430}"
+  --gpus "$gpus" --first-gpu "${FIRST_GPU:-0}" --threads "$threads" ${CLAIMS:+--claims "$CLAIMS"} --stop-after-s "${STOP_AFTER_S:-430}"
 tar -C /tmp -czf "$out/logs.tar.gz" logs
 echo "all in $(( $(date +%s) - began )) s"

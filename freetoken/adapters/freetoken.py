@@ -102,7 +102,7 @@ class FreetokenAdapter(EngineAdapter):
         return LaunchSpec(
             argv=(interpreter, "-m", "freetoken.cli", "serve", *make_arguments(plan), *extra_args),
             env={"PYTHONUNBUFFERED": "1", **_environment(plan), **(engine_env or {})},
-            unset_env=("PYTHONPATH", "PYTHONHOME"),
+            unset_env=("PYTHONPATH", "PYTHONHOME", *_hiding(plan)),
             # The engine reads its key from FREETOKEN_API_KEY; its limits refuse another name.
             secret_env=(api_key_env,) if api_key_env else (),
             host=plan.host,
@@ -209,6 +209,11 @@ def _slot_pairs(settings: ResolvedSettings) -> dict[str, str | None]:
         return {}
     layers = str(settings.cpu_layers) if settings.cpu_layers else None
     return {"--moe-cache-size": str(settings.expert_slots), "--moe-cpu-layers": layers}
+
+
+def _hiding(plan: Plan) -> tuple[str, ...]:
+    """Variables that would hide the planned GPU: beside a list of indices the engine refuses a GPU named by its uuid."""
+    return ("CUDA_VISIBLE_DEVICES",) if plan.settings.gpu is not None and has_flag("--gpu", plan.engine_version) else ()
 
 
 def _environment(plan: Plan) -> dict[str, str]:

@@ -28,7 +28,7 @@ def freetoken_plan(total=6, free=5.6, **recipe):
 def test_freetoken_is_started_by_its_own_interpreter_away_from_our_package():
     spec = FreetokenAdapter().make_launch_spec(freetoken_plan(), interpreter="/engines/freetoken/bin/python")
     assert spec.argv[:4] == ("/engines/freetoken/bin/python", "-m", "freetoken.cli", "serve")
-    assert spec.unset_env == ("PYTHONPATH", "PYTHONHOME")
+    assert spec.unset_env == ("PYTHONPATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES")
     assert spec.cwd is None
     assert (spec.host, spec.port, spec.extra_ports) == ("127.0.0.1", 1919, (1920,))
 
