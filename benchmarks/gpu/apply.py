@@ -81,8 +81,8 @@ class Bench:
     def used_mib(self) -> float | None:
         """VRAM in use on the GPU, MiB; None without a driver."""
         try:
-            done = subprocess.run(["nvidia-smi", "-i", gpu(), "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                                  capture_output=True, text=True, timeout=20)  # fmt: skip
+            query = ["nvidia-smi", "-i", gpu(), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20)
             return float(done.stdout.strip())
         except (OSError, ValueError):
             return None

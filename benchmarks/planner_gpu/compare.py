@@ -159,15 +159,17 @@ def compare_speeds(run: dict[str, Any], shape: ModelShape) -> tuple[Speed, ...]:
 def make_run(result: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
     """What the fixture keeps of one measured job."""
     log, settings = result["log"], job["settings"]
+    is_up = result["ready"] and "broke" not in result
     run: dict[str, Any] = {
         "name": result["name"], "depth": "deep" if "/deep" in " ".join(job["argv"]) else "shallow",
         "free_bytes": result["free_bytes"], "settings": settings, "prompt_tokens": job["prompt_tokens"],
-        "ready": result["ready"], "ready_s": result["ready_s"],
-        "out_of_memory": bool(log.get("oom") or log.get("needs")),
+        "ready": is_up, "ready_s": result["ready_s"], "out_of_memory": bool(log.get("oom") or log.get("needs")),
     }  # fmt: skip
+    if result["ready"] and not is_up:
+        run["died_in"] = max(result["peaks"], key=list(result["peaks"]).index)
     if log.get("needs"):
         run["refusal"] = [int(figure) for figure in _first(log["needs"])]
-    if not result["ready"]:
+    if not is_up:
         return run
     geometry = result["cache"]
     # A rebuild captures its graphs again and prints free memory again: of those runs the first lines are wanted.
@@ -296,7 +298,8 @@ def main() -> None:
         lines = [line for path in options.results for line in path.read_text(encoding="utf-8").splitlines() if line]
         measured = [json.loads(line) for line in lines]
         runs = {run["name"]: run for run in document["runs"]}
-        runs |= {one["name"]: make_run(one, jobs[one["name"]]) for one in measured if "broke" not in one}
+        told = [one for one in measured if "broke" not in one or one["log"].get("oom")]
+        runs |= {one["name"]: make_run(one, jobs[one["name"]]) for one in told}
         document["runs"] = [runs[name] for name in sorted(runs)]
     document = {"command": COMMAND, "engine": "freetoken 0.2.1", "machine": "H200 under ballast", **document}
     if options.write:

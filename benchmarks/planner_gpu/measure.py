@@ -129,7 +129,7 @@ def log_facts(text: str) -> dict:
         "auto": r"(--moe-cache-\w+ .*resolved moe_cache_size=.*)",
         "kv": r"(Allocating \d+ tokens for KV cache.*)",
         "needs": r"needs (\d+) B > budget (-?\d+) B",
-        "oom": r"(OutOfMemoryError: .*|CUDA out of memory.*)",
+        "oom": r"(OutOfMemoryError: .*|CUDA out of memory.*|CUBLAS_STATUS_ALLOC_FAILED.*)",
         "error": r"((?:AssertionError|ValueError|RuntimeError|NotImplementedError): .*)",
     }
     found: dict = {}
@@ -161,6 +161,7 @@ def run_job(job: dict, gpu: int, site: str, logs: Path, threads: int) -> dict:
                 argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=tempfile.gettempdir(),
                 env={**env, "PYTHONPATH": site},
             )  # fmt: skip
+        threading.Thread(target=end_with_its_worker, args=(engine, log_path), daemon=True).start()
         ready = False
         while time.time() - started < job.get("ready_s", 240) and engine.poll() is None and not ready:
             time.sleep(0.5)
@@ -178,7 +179,7 @@ def run_job(job: dict, gpu: int, site: str, logs: Path, threads: int) -> dict:
         sampler.stop = True
         result["peaks"] = sampler.peaks
     except Exception as error:
-        result["broke"] = f"{type(error).__name__}: {error}"
+        result["broke"] = f"{type(error).__name__}: {error} (in phase {sampler.phase if 'sampler' in locals() else ''})"
         if "sampler" in locals():
             result["peaks"] = sampler.peaks
     finally:
@@ -195,6 +196,16 @@ def run_job(job: dict, gpu: int, site: str, logs: Path, threads: int) -> dict:
         result["log"] = log_facts(log_path.read_text(errors="replace")) if log_path.exists() else {}
         time.sleep(1.0)
     return result
+
+
+def end_with_its_worker(engine: subprocess.Popen, log: Path) -> None:
+    """Kills a server whose worker is gone: it waits for its clients, and they for an answer that never comes."""
+    while engine.poll() is None:
+        time.sleep(1)
+        if log.exists() and "backend worker" in log.read_text(errors="replace"):
+            time.sleep(3)  # its traceback is written by then
+            os.killpg(engine.pid, signal.SIGKILL)
+            return
 
 
 def measure_ready(job: dict, port: int, sampler: Sampler, result: dict, log: Path) -> None:

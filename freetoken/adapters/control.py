@@ -250,7 +250,9 @@ class ControlClient:
                     return
                 document = json.loads(text)
                 if "error" in document:
-                    raise EngineReplyError(_error_text(document["error"]), status_code=response.status_code)
+                    found = document["error"]
+                    code = found.get("code") if isinstance(found, dict) else None
+                    raise EngineReplyError(_error_text(found), status_code=response.status_code, code=code)
                 yield document
 
     @contextmanager

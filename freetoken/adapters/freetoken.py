@@ -212,7 +212,7 @@ def _slot_pairs(settings: ResolvedSettings) -> dict[str, str | None]:
 
 
 def _hiding(plan: Plan) -> tuple[str, ...]:
-    """Variables that would hide the planned GPU: beside a list of indices the engine refuses a GPU named by its uuid."""
+    """Variables that would hide the planned GPU: beside a list of indices the engine refuses one named by its uuid."""
     return ("CUDA_VISIBLE_DEVICES",) if plan.settings.gpu is not None and has_flag("--gpu", plan.engine_version) else ()
 
 

@@ -12,7 +12,7 @@ from freetoken.units import GIB, parse_bytes
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 CUDA_OOM = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|"
-    r"CUDA driver error: (?:device not ready|out of memory)",
+    r"CUDA driver error: (?:device not ready|out of memory)|CU(?:BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED",
     re.I,
 )
 ASKED = re.compile(r"Tried to allocate ([\d.]+) ?([KMGT]iB)")

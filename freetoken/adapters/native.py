@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -117,11 +118,16 @@ def make_arguments(plan: Plan) -> tuple[str, ...]:
 
 
 def _import_path() -> dict[str, str]:
-    """`PYTHONPATH` for a package that runs from a checkout without being installed; the run folder is the cwd."""
+    """`PYTHONPATH` for a package that runs from a checkout without being installed; the run folder is the cwd.
+
+    What the variable already names stays: packages that this process imports may lie there.
+    """
     from importlib import metadata, resources
 
     try:
         metadata.distribution("freetoken-deploy")
     except metadata.PackageNotFoundError:
-        return {"PYTHONPATH": str(Path(str(resources.files("freetoken"))).parent)}
+        ours = str(Path(str(resources.files("freetoken"))).parent)
+        others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != ours]
+        return {"PYTHONPATH": os.pathsep.join((ours, *others))}
     return {}

@@ -241,7 +241,7 @@ class _Run:
         for _ in range(_MOST_TRIES):
             try:
                 return await self._send(client, request), request
-            except RequestFailedError as error:
+            except (RequestFailedError, BadAnswerError) as error:  # said by HTTP, or within a stream that had begun
                 is_too_long = error.code == "context_length_exceeded"
                 if not is_too_long or not conversation.shorten(turn, _find_surplus(error.message)):
                     raise

@@ -28,6 +28,8 @@ from freetoken.recipe.workload import Workload
 TEMPERATURE = 0.7
 #: Share of the wanted tokens that a cut by estimate aims at: too long a prompt is refused.
 ESTIMATE_AIM = 0.94
+#: An answer may come back as so many times its tokens before it is cut: estimates are off by as much.
+MOST_GROWTH = 1.3
 #: Tokens kept free at each end of a turn, where two texts are joined.
 JOIN_TOKENS = 2
 
@@ -138,9 +140,19 @@ class TextConversation:
         prompt = (self.history or self.prefix) + self._cuts[turn]
         if answer.prompt_tokens:
             self.sizer.note(prompt, answer.prompt_tokens)
-        self.history = prompt + answer.text + answer.reasoning + "\n\n"
+        self.history = prompt + self._quote(answer) + "\n\n"
         counted = answer.prompt_tokens or self.sizer.estimate(prompt)
         self.held_tokens = counted + answer.completion_tokens + 1
+
+    def _quote(self, answer: Answer) -> str:
+        """The answer as it stands in the history: no longer than it was when it was generated.
+
+        A model without training says what no text would be split into, and its words come back as several times as
+        many tokens; the turns to come would no longer be of the workload's size.
+        """
+        text, tokens = answer.text + answer.reasoning, answer.completion_tokens
+        is_longer = self.sizer.estimate(text) > MOST_GROWTH * tokens + 8
+        return self.sizer.trim(text, tokens) if is_longer else text
 
     def shorten(self, turn: int, surplus_tokens: int | None) -> bool:
         """Takes the surplus, or 6 %, off the end of this turn's text, and a little more."""

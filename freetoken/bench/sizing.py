@@ -64,6 +64,11 @@ class Sizer:
             pieces = self._refine(text, ends, pieces, tokens, self._count)
         return text[: ends[pieces]]
 
+    def trim(self, text: str, tokens: int) -> str:
+        """The beginning of `text` that has about `tokens`, by estimate: the engine is asked nothing."""
+        ends = [0, *(match.end() for match in _PIECE.finditer(text))]
+        return text[: ends[min(len(ends) - 1, int(tokens / self.tokens_per_piece))]]
+
     def _refine(
         self, text: str, ends: list[int], pieces: int, tokens: int, count: Callable[[str], int | None]
     ) -> int:  # fmt: skip

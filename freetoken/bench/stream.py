@@ -15,7 +15,14 @@ from freetoken.errors import FtError
 
 
 class BadAnswerError(FtError):
-    """The engine answered with something that is no completion: an error event, no text, other JSON."""
+    """The engine answered with something that is no completion: an error event, no text, other JSON.
+
+    `code` is the class that an error event states, e.g. `context_length_exceeded`.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,8 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise BadAnswerError(f"the engine streamed what is no JSON object: {body[:120].decode(errors='replace')!r}")
     if document.get("error"):
         error = document["error"]
-        text = error.get("message", error) if isinstance(error, dict) else error
-        raise BadAnswerError(f"the engine failed within a stream: {text!s:.300}")
+        text, code = (error.get("message", error), error.get("code")) if isinstance(error, dict) else (error, None)
+        raise BadAnswerError(f"the engine failed within a stream: {text!s:.300}", code=code)
     return document
 
 

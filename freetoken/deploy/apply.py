@@ -19,6 +19,7 @@ from freetoken import paths
 from freetoken.deploy import ending, record, runs, start, stop, studies
 from freetoken.deploy.current import Running, find_running, make_declared, measure_reclaimable, read_current
 from freetoken.deploy.diff import Current, make_diff
+from freetoken.deploy.hashes import HashingAhead
 from freetoken.deploy.launcher import Launcher, add_detail, uninterrupted
 from freetoken.deploy.lock import Lock, find_lock_path, require_same, write_after_proof
 from freetoken.deploy.prepare import prepare_request
@@ -317,7 +318,8 @@ class Application:
                 if running is not None:
                     self.say("stop", f"ending run {running.life.record.run_id}")
                     ending.end_life(running.life)
-                run, proof, ready_s = self.launcher.start_until_proven(decision.request, decision.plan)
+                with self._hashing(decision.plan):
+                    run, proof, ready_s = self.launcher.start_until_proven(decision.request, decision.plan)
             except BaseException as error:
                 self._go_back(running, error)
                 raise
@@ -365,6 +367,21 @@ class Application:
             and (warning := write_after_proof(self.loaded, plan, self.adapter, progress=self.progress))
         ):
             self.say("lock", warning)
+
+    @contextlib.contextmanager
+    def _hashing(self, plan: Plan) -> Iterator[None]:
+        """What the lock will say of the model's files is read while the engine loads them."""
+        if self.locked is not None or self.is_pinned or plan.model_path is None:
+            yield
+            return
+        ahead = HashingAhead(Path(plan.model_path))
+        ahead.start()
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            ahead.end(is_waiting=is_done)
 
     def _redecide(self, running: Running | None) -> Decision:
         fresh = self.decide(running)

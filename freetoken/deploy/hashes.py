@@ -7,10 +7,12 @@ or a download has already checked is taken from there when a lock is written, an
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +24,7 @@ from freetoken import __version__, paths
 from freetoken.checkpoint.locate import read_source
 from freetoken.checkpoint.transfer import Meter, ProgressCallback
 from freetoken.checkpoint.verify import hash_file, list_files
+from freetoken.errors import FtError
 from freetoken.outfile import replace_file
 from freetoken.recipe.model import TextLike
 
@@ -31,6 +34,7 @@ CACHE_NAME = "hashes.json"
 MAX_CACHED = 20_000
 #: What the embedded engine's answers and bytes depend on.
 EMBEDDED_PACKAGES = ("numpy", "safetensors", "tokenizers", "torch", "transformers")
+_LOW_PRIORITY = 10
 #: Files of an installed package that name this machine or this moment.
 _OF_THE_PLACE = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")
 
@@ -80,6 +84,42 @@ def hash_model(
         _write_cache(cache)
     found = {name: trusted.get(name) or str(cache[_entry(files[name])][-1]) for name in sorted(files)}
     return {name: LockedFile(bytes=keys[name][0], sha256=digest) for name, digest in found.items()}
+
+
+class HashingAhead:
+    """Hashes a model's files in a thread of low priority while an engine loads them: both read the same pages.
+
+    What it has done by then, `hash_model` finds in the cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._is_over = path, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hashing ahead", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def end(self, *, is_waiting: bool = True) -> None:
+        """Ends it after the file in hand, which is waited for if `is_waiting`."""
+        self._is_over.set()
+        if is_waiting:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)  # of a thread, on Linux
+        try:
+            files = {self._path.name: self._path} if self._path.is_file() else list_files(self._path)
+            for name in sorted(files.keys() - _read_recorded(self._path, files)):
+                if self._is_over.is_set():
+                    return
+                key = _stat_key(files[name])
+                if _read_cache().get(_entry(files[name]), [0])[:-1] != key:
+                    digest = hash_file(files[name])
+                    _write_cache({**_read_cache(), _entry(files[name]): [*key, digest]})
+        except (FtError, OSError):
+            return  # whoever needs the hash meets the trouble, and has words for it
 
 
 def _read_recorded(path: Path, files: dict[str, Path]) -> dict[str, str]:

@@ -143,10 +143,13 @@ class Launcher:
         self, request: PlanRequest, plan: Plan, found: Failure, run: start.Run, attempt: int
     ) -> tuple[PlanRequest, Plan]:
         """The next request and plan; NotReadyError where another start would fail in the same way."""
+        machine = self.tools.probe(None)
         for pushes in range(_MOST_PUSHES if attempt < self.tools.max_retries else 0):
-            correction = correct(request, plan, found, attempt, pushes=pushes)
+            correction = correct(request, plan, found, attempt, pushes=pushes, machine=machine)
             if correction is None:
                 break
+            if correction.is_loss:
+                request = correction.request
             try:
                 fresh = self.plan_for(correction.request)
             except DoesNotFitError as refused:

@@ -11,6 +11,7 @@ from freetoken.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import EngineAdapter
+    from freetoken.hardware.model import Hardware
     from freetoken.planner.memory import Ledger
     from freetoken.planner.plan import Plan, PlanRequest
 
@@ -20,6 +21,8 @@ _CORRECTABLE = {
     "ram_oom": "ram", "pin_refused": "ram", "killed": "ram",
 }  # fmt: skip
 _MIN_STEP_BYTES = 64 * MIB
+#: From here on memory that is gone counts as taken by somebody; less is what readings differ by.
+_LOST_BYTES = 64 * MIB
 #: The keeper's line before each start.
 _START = re.compile(r"\[keeper\] \S+ run ")
 #: What an error line looks like in the logs of engines: `error: ...`, `ValueError: ...`, `[FATAL] ...`.
@@ -44,6 +47,8 @@ class Correction:
 
     request: PlanRequest
     words: str
+    #: Memory went away since the plan was made; no line of it was wrong.
+    is_loss: bool = False
 
 
 def classify(adapter: EngineAdapter, failure: StartFailure) -> Failure:
@@ -78,18 +83,28 @@ def find_telling_line(log: str) -> str:
 
 
 def correct(
-    request: PlanRequest, plan: Plan, failure: Failure, attempt: int, *, pushes: int = 0
-) -> Correction | None:  # fmt: skip
+    request: PlanRequest,
+    plan: Plan,
+    failure: Failure,
+    attempt: int,
+    *,
+    pushes: int = 0,
+    machine: Hardware | None = None,
+) -> Correction | None:
     """`request` with the ledger corrected by what `failure` lacked; None where no plan can avoid it.
 
-    The overshoot is exact where the message had it; else a step of 4 % of the ledger, doubled at each attempt. A
-    correction that vanished in what the plan had left over anyway is pushed: doubled as many times as `pushes` says.
+    `machine` is what this machine is now, with the failed engine gone: where less memory is free than was planned
+    with, that was what failed, and no line was too small. Otherwise the overshoot is exact where the message had it;
+    else a step of 4 % of the ledger, doubled at each attempt. A correction that vanished in what the plan had left
+    over anyway is pushed: doubled as many times as `pushes` says.
     """
     from freetoken.planner.plan import Residual
 
     ledger = _pick_ledger(plan, failure)
     if ledger is None:
         return None
+    if machine is not None and (lost := _find_lost(request, plan, ledger.kind, machine)) is not None:
+        return Correction(lost[0], f"{failure.cause}; {lost[1]}; planning again with what there is", is_loss=True)
     key = _pick_line(ledger, failure)
     if key is None:
         return None
@@ -102,6 +117,30 @@ def correct(
     amount = "exactly" if failure.missing_bytes and not pushes else "a guessed"
     words = f"{failure.cause}; planning again with {amount} {format_bytes(step)} more for `{key}`"
     return Correction(request.model_copy(update={"calibration": calibration}), words)
+
+
+def _find_lost(request: PlanRequest, plan: Plan, kind: str, machine: Hardware) -> tuple[PlanRequest, str] | None:
+    """The request with the memory that is free now, and how much less that is; None where as much is free."""
+    before = request.hardware
+    if kind != "vram":
+        lost = before.ram.available_bytes - machine.ram.available_bytes
+        if lost < _LOST_BYTES:
+            return None
+        hardware = before.model_copy(update={"ram": machine.ram})
+        return request.model_copy(update={"hardware": hardware}), f"{format_bytes(lost)} less RAM is free by now"
+    try:
+        was, now = before.pick_gpu(plan.settings.gpu or "auto"), machine.pick_gpu(plan.settings.gpu or "auto")
+    except KeyError:  # it has fallen off the bus: no plan helps
+        return None
+    if was is None or now is None:
+        return None
+    # What ran before has ended, so that its memory is among what is free now.
+    lost = was.vram_free_bytes + request.reclaimable_vram_bytes - now.vram_free_bytes
+    if lost < _LOST_BYTES:
+        return None
+    hardware = before.model_copy(update={"gpus": tuple(now if gpu is was else gpu for gpu in before.gpus)})
+    fresh = request.model_copy(update={"hardware": hardware, "reclaimable_vram_bytes": 0})
+    return fresh, f"{format_bytes(lost)} less VRAM is free by now"
 
 
 def _pick_ledger(plan: Plan, failure: Failure) -> Ledger | None:

@@ -255,10 +255,13 @@ class Keeper:
             if look.status == "error":
                 error_since_s = error_since_s or now_s
                 self._note_error(look)
-                if now_s - error_since_s > ERROR_LINGER_S:
-                    return "crash", look.message or "/health says `error`"
-            elif self.state.health.get("phase") != look.phase or self.state.health.get("status") != look.status:
-                self._save(health=look.to_dict())
+            elif error_since_s is None or look.status != "unreachable":
+                error_since_s = None
+                if self.state.health.get("phase") != look.phase or self.state.health.get("status") != look.status:
+                    self._save(health=look.to_dict())
+            # A server that shuts down after an error may wait for clients that wait for it: deaf, not well again.
+            if error_since_s is not None and now_s - error_since_s > ERROR_LINGER_S:
+                return "crash", str(self.state.health.get("message") or "/health says `error`")
             if self.state.state == "starting" and now_s - started_s > self.launch.ready_timeout_s:
                 return (
                     "not_ready",

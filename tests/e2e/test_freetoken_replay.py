@@ -16,6 +16,7 @@ from freetoken.deploy.overview import read_overview
 from freetoken.errors import NotReadyError
 from freetoken.recipe.load import load_workload
 from freetoken.store import open_store
+from freetoken.units import GIB
 from tests.e2e.life import make_lab, stop_all, wait_for  # noqa: F401
 from tests.e2e.upstream import UpstreamLab, make_upstream_lab  # noqa: F401
 from tests.fakes.planner_cases import make_machine
@@ -121,6 +122,19 @@ def test_a_start_that_runs_out_of_vram_is_planned_again_by_the_exact_overshoot(u
     assert state.cause.startswith("engine ended with SIGTERM (-15): OutOfMemoryError: CUDA out of memory.")
     asked, free = re.findall(r"([\d.]+) MiB", state.cause)[:2]
     assert float(found[1]) == pytest.approx(float(asked) - float(free), abs=0.6)
+    stop_all()
+
+
+def test_memory_that_went_away_after_the_plan_is_planned_without_and_blames_no_line(up: UpstreamLab) -> None:
+    up.play({"ballast_gib": 1.2})
+    less = up.gpu.model_copy(update={"vram_free_bytes": up.gpu.vram_free_bytes - int(1.2 * GIB)})
+    tools = up.tools(probe=lambda _: make_machine(less if up.starts else up.gpu))
+    result = up.apply(**CHUNK, tools=tools)
+    assert len(up.starts) == 2
+    (words,) = result.corrections
+    assert words.endswith("; 1.20 GiB less VRAM is free by now; planning again with what there is")
+    assert result.plan.vram is not None
+    assert result.plan.vram.available_bytes == less.vram_free_bytes
     stop_all()
 
 

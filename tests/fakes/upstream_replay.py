@@ -114,6 +114,8 @@ class Engine:
         self.requests: list[dict] = []
         self.clock_skew_s = 0.0
         self.ready_at = 0.0
+        self.is_generating = False
+        self.server: ThreadingHTTPServer | None = None
 
     # -- the log
 
@@ -193,7 +195,15 @@ class Engine:
 
         def end() -> None:
             time.sleep(self.scenario["linger_s"])
-            self.log("Backend worker is gone and cannot be restarted; terminating", where="|FrontendAPI")
+            self.log("Backend worker is gone and cannot be restarted; stopping the API server", where="|FrontendAPI",
+                     level="ERROR   ")  # fmt: skip
+            if self.is_generating:
+                # The real one waits for its clients, who wait for an answer: it lives on behind a closed port.
+                print("INFO:     Shutting down\nINFO:     Waiting for connections to close. (CTRL+C to force quit)",
+                      flush=True)  # fmt: skip
+                self.server.socket.close()
+                while self.is_generating:
+                    time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=end, daemon=True).start()
@@ -338,14 +348,21 @@ class Handler(BaseHTTPRequestHandler):
         tokens, count = max(1, len(body["prompt"]) // CHARACTERS_PER_TOKEN), int(body.get("max_tokens", 16))
         if tokens >= engine.pages:
             message = f"prompt is too long: {tokens} tokens > {engine.pages} maximum (prompt + generation)"
-            return self.reply(400, {"error": {"code": "context_length_exceeded", "message": message}})
+            error = {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+            if not body.get("stream"):
+                return self.reply(400, error)
+            self.begin_stream()  # the real one finds out when the answer has begun, with HTTP 200
+            self.send_chunk(error)
+            return self.end_stream()
         if tokens + count > engine.pages:
             count = engine.pages - tokens
             engine.log(f"Adjust max_tokens to {count}", level="WARNING ")
         engine.log(f"Prefill batch, #new-seq: 1, #new-token: {tokens}, #cached-token: 0, token usage: 0.24")
         if engine.scenario["most_tokens"] is not None and tokens > engine.scenario["most_tokens"]:
+            engine.is_generating = True
             engine.run_out(512 * MIB)
             time.sleep(60)
+            engine.is_generating = False
         self.stream(body, tokens, count)
         engine.log(f"Decode batch, #running-req: 1, #token: {tokens + count}, gen throughput (token/s): 163.60")
         if engine.options.has("--moe-collect-stats"):
@@ -363,19 +380,24 @@ class Handler(BaseHTTPRequestHandler):
         if not body.get("stream", is_plain):
             choice = {"index": 0, "text": "word " * count, "finish_reason": "length"}
             return self.reply(200, {"id": "1", "object": "text_completion", "choices": [choice], "usage": usage})
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self.begin_stream()
         for index in range(count):
             finish = "length" if index == count - 1 else None
             choice = {"index": 0, "text": "word ", "finish_reason": finish}
             self.send_chunk({"text": "word "} if is_plain else {"id": "1", "choices": [choice]})
         if body.get("stream_options", {}).get("include_usage"):
             self.send_chunk({"id": "1", "choices": [], "usage": usage})
+        return self.end_stream()
+
+    def begin_stream(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def end_stream(self):
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
-        return None
 
     def send_chunk(self, value):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
@@ -415,6 +437,7 @@ def main() -> int:
     rendezvous.listen()
     ThreadingHTTPServer.daemon_threads = True
     server = ThreadingHTTPServer((host, port), type("BoundHandler", (Handler,), {"engine": engine}))
+    engine.server = server
     threading.Thread(target=engine.load, daemon=True).start()
     try:
         server.serve_forever(poll_interval=0.05)

@@ -1,6 +1,9 @@
 """Command lines: every setting of the plan is told to the engine, none is left to its own rules."""
 
+import os
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +134,15 @@ def test_the_command_line_of_native_is_one_that_serve_understands():
 def test_what_can_be_turned_live_on_freetoken(changes, expected):
     old = freetoken_plan().settings
     assert FreetokenAdapter().live_changes(old, old.model_copy(update=changes)) == expected
+
+
+def test_our_own_engine_imports_what_this_process_can(monkeypatch, tmp_path):
+    def find_none(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", find_none)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), "")))
+    spec = NativeAdapter().make_launch_spec(native_plan())
+    found = spec.env["PYTHONPATH"].split(os.pathsep)
+    assert (Path(found[0]) / "freetoken" / "__init__.py").is_file()
+    assert found[1:] == [str(tmp_path)]

@@ -80,3 +80,10 @@ def test_garbage_is_an_error_with_its_words(data, words):
     with pytest.raises(BadAnswerError) as caught:
         read_answer([(1.0, data)])
     assert caught.value.message == words
+
+
+def test_an_error_within_a_stream_keeps_its_class():
+    error = {"message": "prompt is too long: 9 tokens > 8 maximum", "code": "context_length_exceeded"}
+    with pytest.raises(BadAnswerError, match="within a stream: prompt is too long") as failed:
+        read_answer([(1.0, event(error=error) + DONE)])
+    assert failed.value.code == "context_length_exceeded"

@@ -1,12 +1,15 @@
+import json
 import os
 import shutil
+import time
+from hashlib import sha256
 
 import pytest
 
 from freetoken import __version__, paths
 from freetoken.adapters import get_adapter
 from freetoken.cli.main import main
-from freetoken.deploy.hashes import LockedFile, LockedPackage, hash_model, read_packages
+from freetoken.deploy.hashes import HashingAhead, LockedFile, LockedPackage, hash_model, read_packages
 from freetoken.deploy.lock import (
     Lock,
     LockedEngine,
@@ -175,6 +178,46 @@ def test_a_known_file_is_not_read_again(home, monkeypatch):
     first = hash_model(model)
     monkeypatch.setattr("freetoken.deploy.hashes.hash_file", lambda *_: pytest.fail("read again"))
     assert hash_model(model) == first
+
+
+def test_what_was_hashed_ahead_is_not_read_again(home, monkeypatch):
+    model = home / "model"
+    model.mkdir()
+    for name in ("a.json", "b.safetensors"):
+        (model / name).write_text(name)
+    ahead = HashingAhead(model)
+    ahead.start()
+    while len(list((home / "state").glob("hashes.json"))) == 0 or len(_cached(home)) < 2:
+        time.sleep(0.01)
+    ahead.end()
+    monkeypatch.setattr("freetoken.deploy.hashes.hash_file", lambda *_: pytest.fail("read again"))
+    assert hash_model(model)["b.safetensors"].sha256 == sha256(b"b.safetensors").hexdigest()
+
+
+def test_hashing_ahead_ends_after_the_file_in_hand_and_passes_over_what_cannot_be_read(home, monkeypatch):
+    model = home / "model"
+    model.mkdir()
+    for index in range(9):
+        (model / f"{index}.json").write_text("{}")
+    read = []
+    ahead = HashingAhead(model)
+
+    def hash_slowly(file):
+        read.append(file.name)
+        ahead.end(is_waiting=False)
+        return "0" * 64
+
+    monkeypatch.setattr("freetoken.deploy.hashes.hash_file", hash_slowly)
+    ahead.start()
+    ahead.end()
+    assert read in ([], ["0.json"])
+    gone = HashingAhead(home / "gone")
+    gone.start()
+    gone.end()
+
+
+def _cached(home):
+    return json.loads((home / "state" / "hashes.json").read_text())
 
 
 def test_locks_of_shipped_recipes_lie_in_the_state_folder(home):

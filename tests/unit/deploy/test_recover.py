@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from freetoken.adapters.base import Failure
+from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.deploy.recover import StartFailure, classify, correct
-from freetoken.planner.plan import PlanRequest, Residual
-from freetoken.units import MIB
+from freetoken.planner.plan import Plan, PlanRequest, Residual
+from freetoken.planner.solve import make_plan
+from freetoken.units import GIB, MIB
 from tests.fakes.fake_adapter import FakeAdapter, make_hardware, make_shape
+from tests.fakes.planner_cases import make_gpu, make_machine, make_request
+from tests.fakes.planner_cases import make_recipe as recipe_of_a_model
 from tests.unit.deploy.test_diff import make_recipe, plan_of
 
 REQUEST = PlanRequest(recipe=make_recipe(), hardware=make_hardware(), shape=make_shape())
@@ -77,6 +81,55 @@ def test_an_unknown_overshoot_is_a_step_that_doubles() -> None:
     base = PLAN.ram.available_bytes // 25
     assert base > 64 * MIB
     assert steps == [base, 2 * base, 4 * base]
+
+
+def gpu_request(free_gib: float, **request: int) -> PlanRequest:
+    machine = make_machine(make_gpu(8, free_gib, uuid="GPU-1"), ram_gib=64, ram_free_gib=50)
+    return make_request(recipe_of_a_model(), machine, **request)
+
+
+OOM = Failure(kind="vram_oom", cause="out of memory", line="expert_slots", missing_bytes=300 * MIB)
+
+
+@pytest.mark.parametrize(("reclaimable", "free_gib"), [(0, 7.5), (2 * GIB, 5.5)])
+def test_memory_that_is_gone_since_the_plan_is_what_failed(reclaimable: int, free_gib: float) -> None:
+    request = gpu_request(free_gib, reclaimable_vram_bytes=reclaimable)
+    plan = make_plan(request, FreetokenAdapter())
+    assert isinstance(plan, Plan)
+    now = gpu_request(6.5).hardware
+    correction = correct(request, plan, OOM, 0, machine=now)
+    assert correction is not None
+    assert correction.is_loss
+    assert correction.words == ("out of memory; 1.00 GiB less VRAM is free by now; planning again with what there is")
+    assert correction.request.calibration == request.calibration
+    again = make_plan(correction.request, FreetokenAdapter())
+    assert isinstance(again, Plan)
+    assert again.vram is not None
+    assert again.vram.available_bytes == int(6.5 * GIB)
+    # The next failure with the same memory is a line's.
+    second = correct(correction.request, again, OOM, 1, machine=now)
+    assert second is not None
+    assert not second.is_loss
+    assert second.request.calibration.residuals == (Residual(key="expert_slots", bytes=300 * MIB),)
+
+
+def test_a_gpu_that_is_gone_changes_nothing_in_the_correction() -> None:
+    request = gpu_request(7.5)
+    plan = make_plan(request, FreetokenAdapter())
+    assert isinstance(plan, Plan)
+    correction = correct(request, plan, OOM, 0, machine=make_machine(make_gpu(8, 7, uuid="GPU-2")))
+    assert correction is not None
+    assert not correction.is_loss
+
+
+def test_host_memory_that_is_gone_is_planned_without() -> None:
+    machine = REQUEST.hardware
+    less = machine.ram.model_copy(update={"available_bytes": machine.ram.available_bytes - GIB})
+    failure = Failure(kind="killed", cause="killed")
+    correction = correct(REQUEST, PLAN, failure, 0, machine=machine.model_copy(update={"ram": less}))
+    assert correction is not None
+    assert correction.words == "killed; 1.00 GiB less RAM is free by now; planning again with what there is"
+    assert correction.request.hardware.ram == less
 
 
 @pytest.mark.parametrize(
