@@ -186,7 +186,9 @@ class Peak:
             chosen = gpu()
             by_index = pynvml.nvmlDeviceGetHandleByIndex
             handle = by_index(int(chosen)) if chosen.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(chosen)
-            look = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20  # noqa: E731
+            # The second version leaves out what the driver keeps for itself, as nvidia-smi does.
+            ask, version = pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2
+            look = lambda: ask(handle, version=version).used / 2**20  # noqa: E731
         except Exception:
             look = self.look
         while not self._is_over.wait(0.05):

@@ -14,9 +14,9 @@ nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv
   --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1) &
 maker=${!:-}
 say "kernels on the device"
-timeout 150 python3 -m pytest -q -p no:cacheprovider tests/unit/engine/test_kernels.py 2>&1 | tail -15 | tee "$out/kernels.log"
+timeout 140 python3 -m pytest -q -p no:cacheprovider tests/unit/engine/test_kernels.py 2>&1 | tail -15 | tee "$out/kernels.log"
 say "the demo recipe, whole card"
-timeout 120 python3 benchmarks/gpu/apply.py --recipe recipes/demo.yaml --free-gib "$free" --set serve.port=$port --steps start,shrink,status,stop \
+timeout 90 python3 benchmarks/gpu/apply.py --recipe recipes/demo.yaml --free-gib "$free" --set serve.port=$port --steps start,shrink,status,stop \
   --out "$out/demo.jsonl" 2>&1 | cut -c1-1500
 tail -c 1500 $FT_STATE/runs/*/engine.log 2>/dev/null | tail -20
 wait ${maker:-}
@@ -26,13 +26,14 @@ holder=$!
 for _ in $(seq 100); do [ -s "$out/hold.log" ] && break; sleep 0.2; done
 cat "$out/hold.log"
 say "offload at two slot counts"
-timeout 240 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
+timeout 150 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
   --prompt-tokens 2000 --decode-tokens 128 --chunk 1024 --profile > "$out/native.jsonl" 2> "$out/native.err"
 echo "exit code $?"
 cut -c1-1800 "$out/native.jsonl"; tail -45 "$out/native.err" | cut -c1-160
 nvidia-smi --query-gpu=memory.used --format=csv,noheader
 say "ft apply of the checkpoint on the native engine"
-timeout 200 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --set serve.port=$port --json > "$out/apply.json" 2> "$out/apply.err"
+timeout 120 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --set headroom=150MiB \
+  --set serve.port=$port --json > "$out/apply.json" 2> "$out/apply.err"
 echo "exit code $?"; tail -5 "$out/apply.err" | cut -c1-400
 python3 -m freetoken status 2>&1 | tail -25
 python3 -m freetoken bench run --workload chat-2k --repeats 1 --limit 60s 2>&1 | tail -25

@@ -22,19 +22,20 @@ Y
   --router-skew 1.0 --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1
 say "prepared"
 $ft probe 2>&1 | head -30
-apply() { timeout 420 python3 benchmarks/gpu/apply.py --model /tmp/deep --out "$out/apply.jsonl" "$@" 2>&1 | cut -c1-2200; }
+# Headroom by the card that is emulated: `server` is a share of the GPU that is really there.
+apply() { timeout 420 python3 benchmarks/gpu/apply.py --model /tmp/deep --set headroom="${HEADROOM:-150MiB}" ${FT:+--ft "$FT"} --out "$out/apply.jsonl" "$@" 2>&1 | cut -c1-2200; }
 logs() { for one in $(ls -dt $FT_STATE/runs/*/ | head -${1:-1}); do echo "-- $one"; tail -12 "$one/engine.log" | cut -c1-220; done; }
 hold() { python3 benchmarks/gpu/hold.py --free-gib "$1" > "$out/hold.log" & holder=$!; sleep 6; cat "$out/hold.log"; }
 for step in "$@"; do
   say "$step"
   case $step in
-    eight) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --steps start,again,grow,status,speed,strategy,stop \
+    eight) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --steps ${EIGHT:-start,again,shrink,grow,status,speed,strategy,stop} \
              --bench "--workload agent-8k --repeats 1 --limit 60s"; logs 2 ;;
     six) apply --recipe recipes/qwen3.6-35b-a3b-6gb.yaml --free-gib 6 --steps start,status,speed,stop \
            --bench "--workload agent-8k --repeats 1 --limit 60s"; logs ;;
     oom) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --less-mib "${LESS_MIB:-900}" --steps oom,status,stop; logs 3 ;;
     tune) (setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > /tmp/hold.log 2>&1 &); sleep 6; cat /tmp/hold.log
-      $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --workload "${WORKLOAD:-agent-8k}" \
+      $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --set headroom="${HEADROOM:-150MiB}" --workload "${WORKLOAD:-agent-8k}" \
         --budget "${MINUTES:-20}m" --starts 8 --detach ${TUNE_SET:-} 2>&1 | tail -20 ;;
     wait) ends=$(( $(date +%s) + ${WAIT_S:-480} ))
       while [ "$(date +%s)" -lt $ends ] && $ft tune --status 2>&1 | tee "$out/status.txt" | grep -q running; do sleep 10; done
