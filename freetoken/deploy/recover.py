@@ -104,7 +104,8 @@ def correct(
     if ledger is None:
         return None
     if machine is not None and (lost := _find_lost(request, plan, ledger.kind, machine)) is not None:
-        return Correction(lost[0], f"{failure.cause}; {lost[1]}; planning again with what there is", is_loss=True)
+        words = f"{failure.cause}{_place(failure)}; {lost[1]}; planning again with what there is"
+        return Correction(lost[0], words, is_loss=True)
     key = _pick_line(ledger, failure)
     if key is None:
         return None
@@ -117,6 +118,14 @@ def correct(
     amount = "exactly" if failure.missing_bytes and not pushes else "a guessed"
     words = f"{failure.cause}; planning again with {amount} {format_bytes(step)} more for `{key}`"
     return Correction(request.model_copy(update={"calibration": calibration}), words)
+
+
+def _place(failure: Failure) -> str:
+    """Where it ran out and by how much, as far as the log told."""
+    amount = f"{format_bytes(failure.missing_bytes)} too much" if failure.missing_bytes else ""
+    place = f"at `{failure.line}`" if failure.line else ""
+    told = ", ".join(part for part in (place, amount) if part)
+    return f" ({told})" if told else ""
 
 
 def _find_lost(request: PlanRequest, plan: Plan, kind: str, machine: Hardware) -> tuple[PlanRequest, str] | None:
