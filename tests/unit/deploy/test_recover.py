@@ -100,7 +100,10 @@ def test_memory_that_is_gone_since_the_plan_is_what_failed(reclaimable: int, fre
     correction = correct(request, plan, OOM, 0, machine=now)
     assert correction is not None
     assert correction.is_loss
-    assert correction.words == ("out of memory; 1.00 GiB less VRAM is free by now; planning again with what there is")
+    assert correction.words == (
+        "out of memory (at `expert_slots`, 300 MiB too much); 1.00 GiB less VRAM is free by now; "
+        "planning again with what there is"
+    )
     assert correction.request.calibration == request.calibration
     again = make_plan(correction.request, FreetokenAdapter())
     assert isinstance(again, Plan)
