@@ -21,7 +21,7 @@ from freetoken.deploy.current import Running, find_running, make_declared, measu
 from freetoken.deploy.diff import Current, make_diff
 from freetoken.deploy.hashes import HashingAhead
 from freetoken.deploy.launcher import Launcher, add_detail, uninterrupted
-from freetoken.deploy.lock import Lock, find_lock_path, require_same, write_after_proof
+from freetoken.deploy.lock import Lock, find_lock_path, make_meter, require_same, write_after_proof
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.recover import StartFailure
 from freetoken.deploy.stay import is_worth_a_restart, make_staying_request
@@ -376,12 +376,12 @@ class Application:
             return
         ahead = HashingAhead(Path(plan.model_path))
         ahead.start()
-        is_done = False
         try:
             yield
-            is_done = True
-        finally:
-            ahead.end(is_waiting=is_done)
+        except BaseException:
+            ahead.abandon()
+            raise
+        ahead.finish(make_meter(self.progress))
 
     def _redecide(self, running: Running | None) -> Decision:
         fresh = self.decide(running)

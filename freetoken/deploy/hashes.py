@@ -13,6 +13,7 @@ import json
 import os
 import re
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -94,32 +95,57 @@ class HashingAhead:
 
     def __init__(self, path: Path) -> None:
         self._path, self._is_over = path, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hashing ahead", daemon=True)
+        self._files: dict[str, Path] = {}
+        self._names: deque[str] = deque()
+        self._meter: Meter | None = None
+        self._keeping = threading.Lock()
+        self._thread = threading.Thread(target=self._begin, name="hashing ahead", daemon=True)
 
     def start(self) -> None:
         """Begins."""
         self._thread.start()
 
-    def end(self, *, is_waiting: bool = True) -> None:
-        """Ends it after the file in hand, which is waited for if `is_waiting`."""
-        self._is_over.set()
-        if is_waiting:
-            self._thread.join()
+    def finish(self, progress: ProgressCallback | None = None) -> None:
+        """Returns when all is hashed, now with every core."""
+        sizes = [_size(self._files[name]) for name in tuple(self._names)]
+        self._meter = Meter("lock", sum(sizes), len(sizes), progress)
+        others = [threading.Thread(target=self._work, daemon=True) for _ in range(min(8, os.cpu_count() or 1) - 1)]
+        for thread in others:
+            thread.start()
+        for thread in (*others, self._thread):
+            thread.join()
 
-    def _run(self) -> None:
+    def abandon(self) -> None:
+        """Ends it after the file in hand, which is not waited for."""
+        self._is_over.set()
+
+    def _begin(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)  # of a thread, on Linux
         try:
             files = {self._path.name: self._path} if self._path.is_file() else list_files(self._path)
-            for name in sorted(files.keys() - _read_recorded(self._path, files)):
-                if self._is_over.is_set():
-                    return
-                key = _stat_key(files[name])
-                if _read_cache().get(_entry(files[name]), [0])[:-1] != key:
-                    digest = hash_file(files[name])
-                    _write_cache({**_read_cache(), _entry(files[name]): [*key, digest]})
+            cache = _read_cache()
+            unknown = files.keys() - _read_recorded(self._path, files).keys()
+            wanted = [name for name in unknown if cache.get(_entry(files[name]), [0])[:-1] != _stat_key(files[name])]
         except (FtError, OSError):
-            return  # whoever needs the hash meets the trouble, and has words for it
+            return  # whoever needs the hashes meets the trouble, and has words for it
+        self._files = files
+        self._names.extend(sorted(wanted))
+        self._work()
+
+    def _work(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                name = self._names.popleft()
+            except IndexError:
+                return
+            file = self._files[name]
+            try:
+                key, digest = _stat_key(file), hash_file(file, self._meter, name)
+            except OSError:
+                continue
+            with self._keeping:
+                _write_cache({**_read_cache(), _entry(file): [*key, digest]})
 
 
 def _read_recorded(path: Path, files: dict[str, Path]) -> dict[str, str]:
@@ -186,6 +212,13 @@ def _hash_record(folder: Path) -> str | None:
 
 def _entry(file: Path) -> str:
     return str(file.absolute())
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _stat_key(file: Path) -> list[int]:

@@ -92,7 +92,7 @@ def make_lock(
 ) -> Lock:  # fmt: skip
     """The lock of what `plan` runs; the model's files are hashed as `hash_model` says."""
     folder = Path(plan.model_path) if plan.model_path else None
-    files = hash_model(folder, _meter(progress), is_trusting=is_trusting) if folder else {}
+    files = hash_model(folder, make_meter(progress), is_trusting=is_trusting) if folder else {}
     ref = recipe.model
     return Lock(
         recipe=recipe.name,
@@ -323,7 +323,8 @@ def _is_ours_to_write(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK)
 
 
-def _meter(progress: Progress) -> Any:
+def make_meter(progress: Progress) -> Any:
+    """Progress of hashing as steps of an apply."""
     def show(state: Any) -> None:
         progress(Step("lock", f"hashing {state.file}", state.done_bytes, state.total_bytes, is_update=True))
 
