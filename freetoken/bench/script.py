@@ -28,8 +28,8 @@ from freetoken.recipe.workload import Workload
 TEMPERATURE = 0.7
 #: Share of the wanted tokens that a cut by estimate aims at: too long a prompt is refused.
 ESTIMATE_AIM = 0.94
-#: An answer may come back as so many times its tokens before it is cut: estimates are off by as much.
-MOST_GROWTH = 1.3
+#: An answer may come back as so many times its tokens before it is cut: estimates of odd texts are off by as much.
+MOST_GROWTH = 2.0
 #: Tokens kept free at each end of a turn, where two texts are joined.
 JOIN_TOKENS = 2
 
