@@ -37,11 +37,13 @@ def main() -> int:
         expert_slots=slots[0], kv_tokens=options.prompt_tokens + options.decode_tokens, cpu_threads=options.threads,
         prefill_chunk_tokens=options.chunk, embed_on_host=options.embed_on_host, experts_from=options.experts_from,
         trace_path=Path(options.trace) if options.trace else None, max_running_requests=options.batch,
+        decode_graphs="eager" if options.no_graphs else options.decode_graphs,
     )  # fmt: skip
     started = time.perf_counter()
     loaded = load_model(config, make_progress(options.quiet))
     emit("load", seconds=time.perf_counter() - started, notes=loaded.notes, **describe_memory(loaded),
-         planned=plan_lines(config, loaded), slot_bytes=loaded.experts.slot_bytes)  # fmt: skip
+         planned=plan_lines(config, loaded), slot_bytes=loaded.experts.slot_bytes,
+         decode_graphs=config.decode_graphs)  # fmt: skip
     tokens = read_tokens(options, loaded)
     for number, count in enumerate(slots):
         if number:
@@ -73,6 +75,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--embed-on-host", action="store_true")
     parser.add_argument("--experts-from", choices=("auto", "ram", "disk"), default="auto")
+    parser.add_argument("--decode-graphs", choices=("auto", "eager", "off"), default="auto")
+    parser.add_argument("--no-graphs", action="store_true", help="the same as --decode-graphs eager")
     parser.add_argument("--text", help="file whose tokens are the prompts")
     parser.add_argument("--trace", help="record the routing of decode to this file")
     parser.add_argument("--profile", action="store_true", help="end with torch's profile of 8 decode steps, on stderr")
@@ -196,8 +200,16 @@ def run(loaded: LoadedModel, options: argparse.Namespace, tokens: list[int] | No
         prefill_tps=prompt.numel() / (prefilled - started), decode_tokens=options.decode_tokens,
         decode_tps=options.decode_tokens / (ended - prefilled), lookups=counted.lookups, hit_ratio=counted.hit_ratio,
         miss_bytes_per_token=counted.miss_bytes / options.decode_tokens, is_finite=bool(torch.isfinite(logits).all()),
-        **describe_memory(loaded),
+        **describe_graphs(loaded), **describe_memory(loaded),
     )  # fmt: skip
+
+
+def describe_graphs(loaded: LoadedModel) -> dict[str, Any]:
+    graphs = loaded.graphs
+    if graphs is None:
+        return {"graphs": None}
+    counts = {"captured": graphs.captured_count, "replayed": graphs.replayed_count, "problem": graphs.problem}
+    return {"graphs": counts}
 
 
 def resize(loaded: LoadedModel, slots: int) -> None:

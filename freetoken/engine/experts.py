@@ -107,9 +107,45 @@ class ExpertRuntime:
         self, layer: int, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """Hidden states [tokens, H] through the experts of `layer` -> [tokens, H]."""
-        phase = self._phase or ("decode" if hidden.shape[0] <= DECODE_TOKENS else "prefill")
-        run = self._decode if phase == "decode" else self._prefill
+        run = self._decode if self.is_decoding(hidden.shape[0]) else self._prefill
         return run(layer, hidden, top_k_index, top_k_weights).to(hidden.dtype)
+
+    # ------------------------------------------------------------------ what a decode step made of graphs uses
+
+    #: Whether the host has to see the router's choice before a decode step can go on.
+    needs_choice = True
+
+    def is_decoding(self, tokens: int) -> bool:
+        """Whether a forward of so many tokens counts as a decode step now."""
+        return (self._phase or ("decode" if tokens <= DECODE_TOKENS else "prefill")) == "decode"
+
+    def decode_records(self, layer: int) -> torch.Tensor | None:
+        """The records on the device that a decode step of `layer` computes on; None where it computes elsewhere."""
+        return None
+
+    def decode_records_key(self) -> object:
+        """Something that is another when `decode_records` lie elsewhere."""
+        return None
+
+    def place(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """Count a step, bring what is missing, and say in which record each pair's expert is, [tokens, k].
+
+        None where not all fit at once: `decode_placed` then does the step.
+        """
+        raise NotImplementedError
+
+    def decode_placed(
+        self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """The step whose experts `place` could not bring at once: the weighted sum, float32."""
+        raise NotImplementedError
+
+    def upload(self, values: npt.NDArray[np.int32], target: torch.Tensor) -> None:
+        """Copy a small array to the device without waiting."""
+        raise NotImplementedError
+
+    def count_decode(self, lookups: int) -> None:
+        """Count a step that the host did not see."""
 
     @abstractmethod
     def _decode(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

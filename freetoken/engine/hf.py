@@ -1,9 +1,10 @@
 """Everything that touches the insides of `transformers`, in one place: the model without weights, names, buffers.
 
 Read with versions 5.17 and 5.24. What is used of its internals: the experts registry
-(`integrations.moe.ALL_EXPERTS_FUNCTIONS`), the attributes its decorator sets on experts modules, the conversion
-mapping (`get_model_conversion_mapping` and the transforms' `rename_source_key` and `operations`), `_init_weights` for
-rotary buffers, `_get_dtype_plan`, and `_keys_to_ignore_on_load_unexpected`.
+(`integrations.moe.ALL_EXPERTS_FUNCTIONS`), the attributes its decorator sets on experts modules and the gate that it
+gives them (`_default_apply_gate`), the conversion mapping (`get_model_conversion_mapping` and the transforms'
+`rename_source_key` and `operations`), `_init_weights` for rotary buffers, `_get_dtype_plan`, and
+`_keys_to_ignore_on_load_unexpected`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from freetoken.errors import BadFileError, UsageError
 
@@ -114,6 +115,12 @@ def find_experts(model: nn.Module) -> list[tuple[str, nn.Module]]:
             hint="dense models and families whose experts are fixed in code need another engine",
         )
     return found
+
+
+def has_silu_gate(module: Any) -> bool:
+    """Whether an experts module gates by `silu(gate) * up`, gate first, as most families do."""
+    own = getattr(type(module), "_apply_gate", None)
+    return module.has_gate and own is _default_apply_gate and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 def read_top_k(model: Any) -> int:

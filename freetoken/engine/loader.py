@@ -6,6 +6,7 @@ is allocated for a checkpoint that cannot be loaded.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -20,13 +21,14 @@ import torch
 from torch import nn
 
 from freetoken import units
-from freetoken.engine import hf
+from freetoken.engine import fast_modules, hf
 from freetoken.engine.banks import Bank, DiskBank, Progress, RamBank
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.convert import CheckpointPlan, DenseParameter, ExpertReader, plan_checkpoint
+from freetoken.engine.decode_graphs import DecodeGraphs
 from freetoken.engine.experts import ExpertRuntime
 from freetoken.engine.files import CheckpointFiles
-from freetoken.engine.kernels import packed
+from freetoken.engine.kernels import decode, packed
 from freetoken.engine.linears import HostEmbedding, PackedLinear
 from freetoken.engine.strategies import CpuExperts, FusedExperts, OffloadExperts
 from freetoken.errors import BadFileError, DoesNotFitError, UsageError
@@ -34,6 +36,7 @@ from freetoken.errors import BadFileError, DoesNotFitError, UsageError
 if TYPE_CHECKING:
     from freetoken.checkpoint.shape import ModelShape
 
+log = logging.getLogger("freetoken.engine")
 _READERS = 4
 _SHARED = re.compile(r"\.shared_(expert|experts|mlp)\.")
 #: Host RAM that is left to the system and to everything else when the bank's place is chosen.
@@ -55,6 +58,8 @@ class LoadedModel:
     files: CheckpointFiles
     #: Sentences for the log: what was done otherwise than asked, and why.
     notes: list[str] = field(default_factory=list)
+    #: Decode steps as CUDA graphs; None on the CPU and where they are switched off.
+    graphs: DecodeGraphs | None = None
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -69,8 +74,12 @@ class LoadedModel:
 
     def close(self) -> None:
         """Free the experts and close the files; the model cannot run afterwards."""
-        self.experts.close()
-        self.files.close()
+        try:
+            if self.graphs is not None:
+                self.graphs.close()
+        finally:
+            self.experts.close()
+            self.files.close()
 
 
 @torch.inference_mode(False)
@@ -101,9 +110,10 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     except BaseException:
         files.close()
         raise
+    graphs = _quicken(model, experts, device, dtype, config, notes)
     if config.trace_path is not None:
         experts.record_trace(config.trace_path, config.model_path.name)
-    return LoadedModel(config, model, text_config, device, dtype, experts, files, notes)
+    return LoadedModel(config, model, text_config, device, dtype, experts, files, notes, graphs)
 
 
 def _first_line(error: BaseException) -> str:
@@ -330,6 +340,32 @@ def _make_bank(
             hint="`experts_from: disk` reads them from the checkpoint on a miss",
         )
     return RamBank(reader, pin=device.type == "cuda", progress=progress, note=notes.append)
+
+
+# ---------------------------------------------------------------------- decode
+
+
+def _quicken(
+    model: Any,
+    experts: ExpertRuntime,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: EngineConfig,
+    notes: list[str],
+) -> DecodeGraphs | None:
+    """Fewer launches for a decode step on a GPU; a CPU is not bound by them."""
+    if device.type != "cuda" or config.decode_graphs == "off":
+        return None
+    try:
+        if (problem := decode.describe(device)) is not None:
+            notes.append(problem)
+        found = fast_modules.install(model, device, dtype)
+        notes.extend(found.notes)
+        log.info("decode steps of few launches: %s", found.describe())
+        return DecodeGraphs.install(model, experts, found) if config.decode_graphs == "auto" else None
+    except Exception as error:  # nothing that only makes it faster may keep a model from being served
+        notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
+        return None
 
 
 # ---------------------------------------------------------------------- memory

@@ -79,6 +79,28 @@ class FusedExperts(ExpertRuntime):
         routing = Routing.from_device(index, self.experts_per_layer)
         return self._on_records(layer, self._resident[layer], routing, hidden, weights)
 
+    @property
+    def needs_choice(self) -> bool:  # type: ignore[override]
+        """A trace is written on the host; otherwise all experts lie where a graph finds them."""
+        return self._trace is not None
+
+    def decode_records(self, layer: int) -> torch.Tensor | None:
+        """All of the layer's records."""
+        return self._resident[layer]
+
+    def place(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """An expert's record has its number."""
+        self._count(layer, np.unique(chosen).tolist())
+        return chosen.astype(np.int32)
+
+    def upload(self, values: npt.NDArray[np.int32], target: torch.Tensor) -> None:
+        """Waits, as a trace does not mind."""
+        target.copy_(torch.from_numpy(values))
+
+    def count_decode(self, lookups: int) -> None:
+        """Every lookup is a hit."""
+        self._lookups += lookups
+
     def _count(self, layer: int, experts: list[int]) -> None:
         self._lookups += len(experts)
         self._note_step(layer, experts)
@@ -164,6 +186,7 @@ class OffloadExperts(ExpertRuntime):
         self._lookup = np.full(self.experts_per_layer, -1, dtype=np.int32)
         self._uploads: torch.Tensor | None = None
         self._next_upload = 0
+        self._unplaced: list[Batch] = []
 
     def _check_slots(self, expert_slots: int) -> int:
         if expert_slots < self.min_slots:
@@ -193,12 +216,48 @@ class OffloadExperts(ExpertRuntime):
 
     def _decode(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         chosen = host_indices(index)  # all earlier work on the device has ended: no slot is in use
-        experts = sorted(set(chosen.ravel().tolist()))
-        self._note_step(layer, experts)
-        batches = self._table.serve(layer, experts)
+        batches = self._serve(layer, chosen)
         if hidden.is_cuda:
             return self._decode_on_device(layer, batches, chosen, hidden, weights)
         return self._decode_on_host(layer, batches, chosen, hidden, weights)
+
+    def _serve(self, layer: int, chosen: npt.NDArray[np.int64]) -> list[Batch]:
+        experts = sorted(set(chosen.ravel().tolist()))
+        self._note_step(layer, experts)
+        return self._table.serve(layer, experts)
+
+    def decode_records(self, layer: int) -> torch.Tensor | None:
+        """All slots."""
+        return self._pool
+
+    def decode_records_key(self) -> object:
+        """The slots' address and count, which a resize changes."""
+        return self._pool.data_ptr(), self._pool.shape[0]
+
+    def place(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """The slots of a step whose experts fit at once."""
+        batches = self._serve(layer, chosen)
+        if len(batches) > 1:
+            self._unplaced = batches
+            return None
+        self._bring(layer, batches[0])
+        return self._slots_of(batches[0], chosen)
+
+    def decode_placed(
+        self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Batch after batch."""
+        batches, self._unplaced = self._unplaced, []
+        if hidden.is_cuda:
+            return self._decode_on_device(layer, batches, chosen, hidden, weights)
+        return self._decode_on_host(layer, batches, chosen, hidden, weights)
+
+    def _slots_of(self, batch: Batch, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        experts = list(batch.experts)
+        self._lookup[experts] = batch.slots
+        slots: npt.NDArray[np.int32] = self._lookup[chosen]
+        self._lookup[experts] = -1
+        return slots
 
     def _bring(self, layer: int, batch: Batch) -> None:
         """Copy a batch's misses in. After a failed copy no slot counts as filled."""
@@ -251,24 +310,25 @@ class OffloadExperts(ExpertRuntime):
             if number:
                 self._fetcher.hold()  # the batch before is still being computed on
             self._bring(layer, batch)
-            experts = list(batch.experts)
-            self._lookup[experts] = batch.slots
-            slots = self._to_device(self._lookup[chosen])
-            self._lookup[experts] = -1
+            slots = torch.empty(chosen.shape, dtype=torch.int32, device=self.device)
+            self.upload(self._slots_of(batch, chosen), slots)
             out = run_pairs(module, layout, self._pool, slots, hidden, weights, has_holes=len(batches) > 1)
             total = out if total is None else total + out
         assert total is not None
         return total
 
-    def _to_device(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
-        """A small int32 array on the device, through page-locked memory that is not waited for."""
+    def upload(self, values: npt.NDArray[np.int32], target: torch.Tensor) -> None:
+        """Through page-locked memory that is not waited for."""
+        if not target.is_cuda:
+            target.copy_(torch.from_numpy(values))
+            return
         if self._uploads is None or values.size > self._uploads.shape[1]:
             self._uploads = torch.empty(_UPLOADS, max(64, values.size), dtype=torch.int32, pin_memory=True)
         # Every layer waits for the device once, so a row is long read when its turn comes again.
         row = self._uploads[self._next_upload, : values.size]
         self._next_upload = (self._next_upload + 1) % _UPLOADS
         row.numpy()[:] = values.ravel()
-        return row.to(self.device, non_blocking=True).view(values.shape)
+        target.view(-1).copy_(row, non_blocking=True)
 
     # ------------------------------------------------------------------ prefill
 

@@ -46,11 +46,11 @@ def expert_pairs(
     kernels = _kernels(hidden.device)
     if not all(_is_covered(projection, kernels, hidden.dtype) for projection in (layout.up, layout.down)):
         return None
-    from freetoken.engine.compute import activate, finish
+    from freetoken.engine.compute import activate_pairs, finish
 
     share = slots.shape[0] // hidden.shape[0]
     up = _project(kernels, layout.up, pool, slots, hidden, share, hidden.dtype)
-    gated = activate(module, up).contiguous()
+    gated = activate_pairs(module, up).contiguous()
     return finish(module, _project(kernels, layout.down, pool, slots, gated, 1, torch.float32))
 
 

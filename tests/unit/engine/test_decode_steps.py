@@ -1,0 +1,277 @@
+"""Decode steps of few launches and their graphs against the model's own: wiring on the CPU, the whole on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from freetoken.engine import fast_modules
+from freetoken.engine.config import EngineConfig
+from freetoken.engine.decode_graphs import DecodeGraphs, Layer, Tensors
+from freetoken.engine.loader import LoadedModel, load_model
+from freetoken.engine.request import GenerationRequest
+from freetoken.engine.scheduler import Engine
+from tests.fakes.tiny_models import FAMILIES, TOP_K, make_tiny_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+LAYERS, SLOTS = 4, 12
+FAST = ("qwen3_moe", "qwen3_5_moe", "olmoe", "mixtral", "qwen3_5_moe_nvfp4")
+#: Norms, delta nets and expert blocks of each tiny model that get a forward of few launches.
+COUNTS = {
+    "qwen3_moe": (17, 0, 4), "qwen3_5_moe": (13, 2, 4), "mixtral": (9, 0, 4), "olmoe": (17, 0, 4),
+    "gpt_oss": (9, 0, 0), "qwen3_5_moe_nvfp4": (13, 2, 4), "gpt_oss_mxfp4": (9, 0, 0),
+}  # fmt: skip
+
+
+class PlainGraphs(DecodeGraphs):
+    """The steps that graphs would be captured of, run as they are; so that a CPU can tell whether they add up."""
+
+    def run(self, layer: Layer, name: str, function: Any, inputs: Tensors, mutable: Tensors = ()) -> Tensors:
+        self.replayed_count += 1
+        if name == "mixer":
+            return layer.mix(inputs[0], (mutable[0], mutable[1]))
+        found: Tensors = function(*inputs)
+        return found
+
+    @staticmethod
+    def can_run_delta_nets(device: torch.device) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def needs_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+
+
+def open_model(folder: Path, family: str, dtype: str = "float32", **settings: Any) -> LoadedModel:
+    path = folder / family
+    if not path.exists():
+        make_tiny_checkpoint(path, family, dtype=getattr(torch, dtype))
+    settings = {"strategy": "offload", "expert_slots": SLOTS, "device": "cpu"} | settings
+    return load_model(EngineConfig(model_path=path, dtype=dtype, **settings))
+
+
+class Run:
+    """A sequence: its cache, and the logits of every step."""
+
+    def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
+        self.loaded = loaded
+        self.cache = DynamicCache(config=loaded.config)
+        self.generator = torch.Generator().manual_seed(seed)
+        with loaded.experts.prefill():
+            self._forward(9)
+
+    def _forward(self, tokens: int) -> None:
+        ids = torch.randint(0, 200, (1, tokens), generator=self.generator).to(self.loaded.device)
+        with torch.inference_mode():
+            out = self.loaded.model(ids, past_key_values=self.cache, use_cache=True).logits[0, -1]
+        self.logits = out.float().cpu().clone()
+
+    def step(self) -> torch.Tensor:
+        with self.loaded.experts.decode():
+            self._forward(1)
+        return self.logits
+
+
+def decode(loaded: LoadedModel, steps: int = 8, seed: int = 0) -> torch.Tensor:
+    run = Run(loaded, seed)
+    return torch.stack([run.step() for _ in range(steps)])
+
+
+def difference(got: torch.Tensor, right: torch.Tensor) -> float:
+    return float((got - right).abs().max())
+
+
+# ---------------------------------------------------------------------- on the CPU: do the steps add up?
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fast_modules_answer_as_the_models_own(family: str, tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, family)
+    right = decode(loaded)
+    found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    assert tuple(found.counts.get(kind, 0) for kind in ("norms", "delta nets", "expert blocks")) == COUNTS[family]
+    assert found.notes == []
+    assert difference(decode(loaded), right) < 2e-5
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "fused"}, {"strategy": "cpu"}, {"expert_slots": TOP_K}])
+@pytest.mark.parametrize("family", FAST)
+def test_layers_cut_into_steps_answer_as_the_models_own(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, family, **settings)
+    right, counted = decode(loaded), loaded.experts.counters()
+    graphs = PlainGraphs.install(
+        loaded.model, loaded.experts, fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    )
+    assert graphs is not None
+    assert difference(decode(loaded), right) < 2e-5
+    assert graphs.replayed_count > 0
+    assert (loaded.experts.counters() - counted).lookups == counted.lookups
+
+
+def test_what_does_not_agree_keeps_its_own_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = open_model(tmp_path, "qwen3_5_moe")
+    right = decode(loaded)
+    monkeypatch.setattr(fast_modules.decode, "rms_norm", lambda inputs, *_: inputs * 1.01)
+    monkeypatch.setattr(fast_modules.decode, "delta_step", lambda mixed, gate, *_: gate)
+    monkeypatch.setattr(fast_modules.decode, "add_gated", lambda routed, shared, gate: routed + shared)
+    found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    assert found.counts == {}
+    assert len(found.notes) == 3
+    assert torch.equal(decode(loaded), right)
+
+
+def test_a_cpu_keeps_the_models_own_forwards(tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, "qwen3_5_moe")
+    assert loaded.graphs is None
+    assert not [name for name, module in loaded.model.named_modules() if "forward" in vars(module)]
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
+def on_gpu(folder: Path, family: str, decode_graphs: str, dtype: str = "float32", **settings: Any) -> LoadedModel:
+    return open_model(folder, family, dtype, device="cuda", decode_graphs=decode_graphs, **settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_module_gets_its_fast_forward_on_the_gpu(family: str, dtype: str, tmp_path: Path) -> None:
+    needs_gpu()
+    loaded = on_gpu(tmp_path, family, "off", dtype)
+    found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    assert (found.counts, found.notes) == (
+        {kind: n for kind, n in zip(("norms", "delta nets", "expert blocks"), COUNTS[family], strict=True) if n},
+        [],
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "auto"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_logits_and_greedy_tokens_are_as_before_on_the_gpu(family: str, mode: str, tmp_path: Path) -> None:
+    needs_gpu()
+    right, got = (decode(on_gpu(tmp_path, family, one)) for one in ("off", mode))
+    assert difference(got, right) < 1e-3
+    assert torch.equal(got.argmax(-1), right.argmax(-1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "auto"])
+@pytest.mark.parametrize("family", FAST)
+def test_bfloat16_logits_are_close_on_the_gpu(family: str, mode: str, tmp_path: Path) -> None:
+    needs_gpu()
+    right, got = (decode(on_gpu(tmp_path, family, one, "bfloat16")) for one in ("off", mode))
+    # Another order of sums may send a token to another expert: most steps are held, not the worst one.
+    assert float((got - right).abs().amax(-1).median()) < 0.15
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"strategy": "fused"}, {"strategy": "cpu"}, {"experts_from": "disk"}])
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_5_moe_nvfp4", "qwen3_moe"])
+def test_graphs_are_captured_and_answer_as_without_them(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    needs_gpu()
+    right = decode(on_gpu(tmp_path, family, "eager", "bfloat16", **settings))
+    loaded = on_gpu(tmp_path, family, "auto", "bfloat16", **settings)
+    got = decode(loaded)
+    graphs = loaded.graphs
+    assert graphs is not None
+    assert graphs.problem is None
+    per_layer = 1 + ("qwen3_5" in family) + (settings.get("strategy") != "cpu")
+    assert graphs.captured_count == LAYERS * per_layer
+    assert graphs.replayed_count == 7 * LAYERS * per_layer
+    assert difference(got, right) < 0.05
+
+
+@pytest.mark.gpu
+def test_graphs_serve_sequences_by_turns(tmp_path: Path) -> None:
+    needs_gpu()
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    alone = [decode(loaded, 6, seed) for seed in (1, 2)]
+    runs = [Run(loaded, seed) for seed in (1, 2)]
+    by_turns = [[run.step() for run in runs] for _ in range(6)]
+    assert loaded.graphs is not None
+    assert loaded.graphs.problem is None
+    for number in range(2):
+        assert difference(torch.stack([step[number] for step in by_turns]), alone[number]) < 1e-3
+
+
+@pytest.mark.gpu
+def test_graphs_survive_live_resizes(tmp_path: Path) -> None:
+    needs_gpu()
+    right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"), 12)
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    run, got = Run(loaded), []
+    for slots in (SLOTS, 6, 20):
+        loaded.experts.resize(slots)
+        got += [run.step() for _ in range(4)]
+    assert loaded.graphs is not None
+    assert loaded.graphs.problem is None
+    assert difference(torch.stack(got), right) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_failed_capture_turns_graphs_off_and_changes_no_answer(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_gpu()
+    right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    graphs, calls = loaded.graphs, []
+    assert graphs is not None
+    record = graphs._record
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > after:
+            raise RuntimeError("no capture today")
+        return record(*arguments)
+
+    monkeypatch.setattr(graphs, "_record", fail)
+    got = decode(loaded)
+    assert graphs.problem == "RuntimeError: no capture today"
+    assert difference(got, right) < 1e-3
+
+
+@pytest.mark.gpu
+def test_a_wait_inside_a_capture_is_survived(tmp_path: Path) -> None:
+    needs_gpu()
+    right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    assert loaded.graphs is not None
+    layer = loaded.graphs.layers[1]
+    share = layer.share
+    layer.share = lambda flat: (share(flat), flat.sum().item())[0]  # type: ignore[method-assign]
+    got = decode(loaded)
+    assert loaded.graphs.problem is not None
+    assert difference(got, right) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_moe"])
+def test_the_engine_answers_the_same_requests_with_graphs(family: str, tmp_path: Path) -> None:
+    needs_gpu()
+    answers = []
+    for mode in ("off", "auto"):
+        loaded = on_gpu(tmp_path, family, mode, max_running_requests=2, kv_tokens=256)
+        engine = Engine(loaded, loaded.engine_config)
+        prompts = [[3, 14, 15, 92, 65], [35, 89, 79], [32, 38, 46, 26]]
+        handles = [
+            engine.submit(GenerationRequest(prompt_ids=tuple(prompt), max_tokens=12, ignore_eos=True))
+            for prompt in prompts
+        ]
+        answers.append([list(handle) for handle in handles])
+        engine.rebuild(expert_slots=8)
+        engine.close()
+    assert answers[0] == answers[1]
