@@ -1,9 +1,10 @@
 """Decode steps of one sequence as CUDA graphs: what lies between two looks at the residency table is one launch.
 
-A layer is three graphs: mixer to router, shared experts, routed experts. Between the first and the third the host
-reads the router's choice, asks the table and starts the copies, while the second keeps the GPU busy. Attention over
-a growing KV stays as it is. A linear layer's states are reached through a table of their addresses on the device, so
-one set of graphs serves all sequences, and nothing is copied when another sequence has its turn.
+A layer is a graph up to the router (two around an attention, whose look at a growing KV stays as it is), one for the
+shared expert and one for the routed experts. Before the last the host reads the router's choice, asks the table and
+starts the copies, while the one before keeps the GPU busy. A linear layer's states are reached through a table of
+their addresses on the device, so one set of graphs serves all sequences, and nothing is copied when another sequence
+has its turn.
 
 A graph is compared with the same step run without it before it counts; the first failure of any kind turns all graphs
 off, with a sentence in the log, and steps go on without. A graph reads only what was alive when it was captured: its
@@ -25,7 +26,15 @@ from transformers.cache_utils import DynamicCache
 
 from freetoken.engine.compute import run_pairs
 from freetoken.engine.experts import ExpertRuntime
-from freetoken.engine.fast_modules import DeltaNet, FastModules, MoeBlock, check_close, noise, stand_in
+from freetoken.engine.fast_modules import (
+    DeltaNet,
+    FastModules,
+    MoeBlock,
+    check_close,
+    find_attention,
+    noise,
+    stand_in,
+)
 from freetoken.engine.kernels import decode
 
 log = logging.getLogger("freetoken.engine")
@@ -45,6 +54,8 @@ class DecodeGraphs:
         self._rows = {layer: row for row, layer in enumerate(one for one in layers if one.delta is not None)}
         self._addresses: list[int] = []
         self._kept: dict[int, torch.Tensor] = {}  # outputs of graphs by address: alive, so never anything else
+        self._angles: Tensors = ()
+        self._angles_given: Tensors = ()
         self._open()
 
     def _open(self) -> None:
@@ -69,9 +80,8 @@ class DecodeGraphs:
             log.info("decode steps are not replayed as graphs: %d of %d layers fit", len(layers), len(runtime.layouts))
             return None
         try:
-            for delta in (True, False):
-                if (one := next((one for one in layers if (one.delta is not None) is delta), None)) is not None:
-                    check_layer(model, one, runtime.device)
+            for one in {layer.delta is not None: layer for layer in layers}.values():
+                _check_either_way(model, one, layers, runtime.device)
         except Exception as error:
             log.info("decode steps are not replayed as graphs: %s", error)
             return None
@@ -105,7 +115,7 @@ class DecodeGraphs:
 
     def turn_off(self, problem: str) -> None:
         """No graphs from now on."""
-        self.problem = problem
+        self.problem = self.problem or problem
         self.reset()
 
     def begin(self, cache: Any, dtype: torch.dtype) -> bool:
@@ -133,6 +143,17 @@ class DecodeGraphs:
     def is_open_for(self, cache: Any) -> bool:
         """Whether `begin` was called for this cache, and nothing went wrong since."""
         return self.problem is None and self._cache_id is not None and self._cache_id == id(cache)
+
+    def keep_angles(self, given: Tensors) -> Tensors:
+        """The rotary cosines and sines of a step where graphs find them; they are the same in all its layers."""
+        if len(self._angles) != len(given):
+            self._angles = tuple(one.clone() for one in given)
+            self._angles_given = ()
+        if self._angles_given is not given:
+            for kept, one in zip(self._angles, given, strict=True):
+                kept.copy_(one)
+            self._angles_given = given
+        return self._angles
 
     def row(self, layer: Layer) -> torch.Tensor:
         """The addresses of a linear layer's states."""
@@ -239,7 +260,7 @@ class DecodeGraphs:
         return graph, outputs
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
-        return tensor is self._slots or tensor.data_ptr() in self._kept
+        return any(tensor is one for one in (self._slots, *self._angles)) or tensor.data_ptr() in self._kept
 
 
 def _end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
@@ -259,6 +280,7 @@ class Layer:
 
     def __init__(self, module: Any, delta: DeltaNet | None, block: MoeBlock) -> None:
         self.module, self.delta, self.block = module, delta, block
+        self.attention = None if delta is not None else find_attention(module.self_attn)
         self.original: Callable[..., Any] = module.forward
         self.experts = block.module.experts
         self.expert_layer: int = self.experts.ft_layer
@@ -274,18 +296,32 @@ class Layer:
         if not is_open or (self.delta is not None and kwargs.get("attention_mask") is not None):
             return self.original(hidden_states, **kwargs)
         if self.delta is None:
-            inputs = (hidden_states, self.attend(hidden_states, kwargs))
-            mixed = graphs.run(self, "router", self.after_mixer, inputs)
+            mixed = self.attend(hidden_states, kwargs)
         else:
             states = self.delta.states_in(cache, hidden_states.dtype, 1) if "mixer" not in self.segments else None
             mixed = graphs.run(self, "mixer", self.mix, (hidden_states,), states or ())
         return graphs.run_experts(self, mixed)
 
-    def attend(self, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """The attention's answer, before the residual."""
-        found = self.module.self_attn(hidden_states=self.module.input_layernorm(hidden), **kwargs)
-        answer: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return answer
+    def attend(self, hidden: torch.Tensor, kwargs: dict[str, Any]) -> Tensors:
+        """As `mix`, for a layer with attention."""
+        graphs, attention = self.graphs, self.attention
+        if attention is None:
+            found = self.module.self_attn(hidden_states=self.module.input_layernorm(hidden), **kwargs)
+            return graphs.run(self, "router", self.after_mixer, (hidden, found[0]))
+        angles = graphs.keep_angles(kwargs["position_embeddings"])
+        query, key, value, *gate = graphs.run(self, "query", self.project, (hidden, *angles))
+        out = attention.attend(query, key, value, kwargs)
+        return graphs.run(self, "router", self.after_attention, (hidden, out, *gate))
+
+    def project(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+        """Query, key, value, maybe a gate."""
+        assert self.attention is not None
+        return self.attention.project(self.module.input_layernorm(hidden), cos, sin)
+
+    def after_attention(self, hidden: torch.Tensor, out: torch.Tensor, *gate: torch.Tensor) -> Tensors:
+        """From what was attended to the router."""
+        assert self.attention is not None
+        return self.after_mixer(hidden, self.attention.finish(out, *gate))
 
     def mix(self, hidden: torch.Tensor, states: decode.States | None = None) -> Tensors:
         """Up to the router of a linear layer; states are those in the table where none are given."""
@@ -317,6 +353,19 @@ class Layer:
         """The layer's answer."""
         both = (shared[0], shared[1]) if shared else None
         return hidden + self.block.combine(routed, both).view_as(hidden)
+
+
+def _check_either_way(model: Any, layer: Layer, layers: list[Layer], device: torch.device) -> None:
+    """As `check_layer`; where an attention cut in three is wrong, it stays whole in all layers."""
+    try:
+        check_layer(model, layer, device)
+    except Exception as error:
+        if layer.attention is None:
+            raise
+        log.info("attention is not replayed as graphs: %s", error)
+        for one in layers:
+            one.attention = None
+        check_layer(model, layer, device)
 
 
 def find_layer(module: Any, found: FastModules) -> Layer | None:
@@ -351,8 +400,15 @@ def check_layer(model: Any, layer: Layer, device: torch.device) -> None:
         right = layer.original(token, **arguments(token, 5, cache))
         if layer.delta is not None:
             mixed = layer.mix(token, layer.delta.states_in(mine, dtype, 1))
+        elif layer.attention is not None:
+            given = arguments(token, 5, mine)
+            query, key, value, *gate = layer.project(token, *given["position_embeddings"])
+            mixed = layer.after_attention(token, layer.attention.attend(query, key, value, given), *gate)
         else:
-            mixed = layer.after_mixer(token, layer.attend(token, arguments(token, 5, mine)))
+            found = layer.module.self_attn(
+                hidden_states=layer.module.input_layernorm(token), **arguments(token, 5, mine)
+            )
+            mixed = layer.after_mixer(token, found[0])
         hidden, flat, scores, choice = mixed
         shared = layer.share(flat) if layer.block.has_shared else ()
         got = layer.add(hidden, layer.experts(flat, choice, scores), shared)

@@ -9,6 +9,7 @@ version of `transformers` that changes a module makes it slow again, never wrong
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from freetoken.engine.kernels import decode
 
@@ -219,6 +221,76 @@ def _make_delta_net(module: Any, config: Any, device: torch.device, dtype: torch
         for got, wanted in zip(mine, states, strict=True):
             check_close(got, wanted, "its state")
     return made
+
+
+# ---------------------------------------------------------------------- attention
+
+
+@dataclass
+class Attention:
+    """An attention cut in three: up to the rotated query and key, over the cache, and from there on.
+
+    The first and the last have shapes that do not grow; the middle is left to `transformers`. Nothing is replaced.
+    """
+
+    module: Any
+    rotate: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    has_gate: bool
+
+    def project(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Query, key and value [1, heads, 1, head], and the gate where there is one."""
+        module, shape = self.module, (*hidden.shape[:-1], -1, self.module.head_dim)
+        query = module.q_proj(hidden)
+        gate: tuple[torch.Tensor, ...] = ()
+        if self.has_gate:
+            query, opened = query.view(*shape[:-1], 2 * module.head_dim).chunk(2, dim=-1)
+            gate = (opened.reshape(*hidden.shape[:-1], -1),)
+        query, key, value = (one.view(shape) for one in (query, module.k_proj(hidden), module.v_proj(hidden)))
+        if hasattr(module, "q_norm"):
+            query, key = module.q_norm(query), module.k_norm(key)
+        query, key = self.rotate(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+        return query, key, value.transpose(1, 2), *gate
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """[1, 1, heads * head], the new token's key and value being added to the cache."""
+        module = self.module
+        cache: Any = kwargs.get("cache", kwargs.get("past_key_values"))
+        key, value = cache.update(key, value, module.layer_idx)
+        eager = sys.modules[type(module).__module__].eager_attention_forward
+        interface = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager)
+        rest = {name: kwargs[name] for name in kwargs if name not in _NOT_PASSED_ON}
+        out, _ = interface(
+            module, query, key, value, kwargs.get("attention_mask"), dropout=0.0, scaling=module.scaling, **rest
+        )
+        answer: torch.Tensor = out.reshape(1, 1, -1)
+        return answer
+
+    def finish(self, out: torch.Tensor, *gate: torch.Tensor) -> torch.Tensor:
+        """What the attention answers."""
+        answer: torch.Tensor = self.module.o_proj(out * torch.sigmoid(gate[0]) if gate else out)
+        return answer
+
+
+_NOT_PASSED_ON = {"attention_mask", "position_embeddings", "cache", "past_key_values"}
+_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def find_attention(module: Any) -> Attention | None:
+    """`module` in three parts, None where it has other parts than those."""
+    names = {name for name, _ in module.named_children()}
+    if names not in (_ATTENTION_PARTS, _ATTENTION_PARTS | {"q_norm", "k_norm"}):
+        return None
+    if list(module.named_parameters(recurse=False)) or getattr(module, "sliding_window", None) is not None:
+        return None
+    if "q_norm" in names and any(norm.weight.shape != (module.head_dim,) for norm in (module.q_norm, module.k_norm)):
+        return None
+    rotate = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    wide = module.q_proj.out_features // module.o_proj.in_features
+    if rotate is None or wide not in (1, 2) or not hasattr(module, "scaling"):
+        return None
+    return Attention(module, rotate, wide == 2)
 
 
 # ---------------------------------------------------------------------- expert blocks
