@@ -19,6 +19,7 @@ import gc
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -104,8 +105,7 @@ class DecodeGraphs:
 
     def reset(self) -> None:
         """Forget all graphs, to be captured anew."""
-        if self._stream is not None:
-            torch.cuda.synchronize(self.runtime.device)
+        self._synchronize()
         for layer in self.layers:
             layer.segments.clear()
         self._kept.clear()
@@ -212,25 +212,24 @@ class DecodeGraphs:
     def _capture(
         self, layer: Layer, name: str, function: Callable[..., Tensors], inputs: Tensors, mutable: Tensors
     ) -> Tensors:
-        device = self.runtime.device
         saved = [tensor.clone() for tensor in mutable]
         try:
             static = tuple(one if self._is_kept(one) else one.clone() for one in inputs)
-            torch.cuda.synchronize(device)
-            with torch.cuda.stream(self._stream):
+            self._synchronize()
+            with self._beside():
                 right = function(*static)  # compiles what is to be compiled, and says what is right
                 changed = [tensor.clone() for tensor in mutable]
                 for tensor, before in zip(mutable, saved, strict=True):
                     tensor.copy_(before)
             graph, outputs = self._record(function, static)
             graph.replay()
-            torch.cuda.synchronize(device)
+            self._synchronize()
             for got, wanted in zip((*outputs, *mutable), (*right, *changed), strict=True):
                 check_close(got, wanted, f"a graph ({name} of layer {layer.number})")
         except Exception as error:
             self.turn_off(f"{type(error).__name__}: {error}".splitlines()[0])
             log.warning("decode steps are replayed as graphs no more: %s", self.problem)
-            torch.cuda.synchronize(device)
+            self._synchronize()
             for tensor, before in zip(mutable, saved, strict=True):
                 tensor.copy_(before)
             return function(*inputs)
@@ -240,12 +239,12 @@ class DecodeGraphs:
         return outputs
 
     def _record(self, function: Callable[..., Tensors], static: Tensors) -> tuple[Any, Tensors]:
-        torch.cuda.synchronize(self.runtime.device)
+        self._synchronize()
         graph: Any = torch.cuda.CUDAGraph()
         was_collecting = gc.isenabled()
         gc.disable()  # what it frees might be another graph
         try:
-            with torch.cuda.stream(self._stream):
+            with self._beside():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     outputs = function(*static)
@@ -256,8 +255,16 @@ class DecodeGraphs:
         finally:
             if was_collecting:
                 gc.enable()
-        torch.cuda.synchronize(self.runtime.device)
+        self._synchronize()
         return graph, outputs
+
+    def _synchronize(self) -> None:
+        if self._stream is not None:
+            torch.cuda.synchronize(self.runtime.device)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """Within, work goes to the stream that captures."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         return any(tensor is one for one in (self._slots, *self._angles)) or tensor.data_ptr() in self._kept

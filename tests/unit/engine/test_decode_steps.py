@@ -27,15 +27,36 @@ COUNTS = {
 }  # fmt: skip
 
 
-class PlainGraphs(DecodeGraphs):
-    """The steps that graphs would be captured of, run as they are; so that a CPU can tell whether they add up."""
+class Replay:
+    """What a captured graph does: the same steps on the same tensors, into the same tensors."""
 
-    def run(self, layer: Layer, name: str, function: Any, inputs: Tensors, mutable: Tensors = ()) -> Tensors:
-        self.replayed_count += 1
-        if name == "mixer":
-            return layer.mix(inputs[0], (mutable[0], mutable[1]))
-        found: Tensors = function(*inputs)
-        return found
+    def __init__(self, function: Any, static: Tensors, outputs: Tensors) -> None:
+        self.function, self.static, self.outputs = function, static, outputs
+
+    def replay(self) -> None:
+        for kept, fresh in zip(self.outputs, self.function(*self.static), strict=True):
+            kept.copy_(fresh)
+
+
+class PlainGraphs(DecodeGraphs):
+    """Graphs that any device has: all but the capture is as on a GPU, where a capture runs nothing yet."""
+
+    def begin(self, cache: Any, dtype: torch.dtype) -> bool:
+        self.cache, self.dtype = cache, dtype
+        return super().begin(cache, dtype)
+
+    def row(self, layer: Layer) -> Any:
+        assert layer.delta is not None
+        return layer.delta.states_in(self.cache, self.dtype, 1)
+
+    def _record(self, function: Any, static: Tensors) -> tuple[Any, Tensors]:
+        deltas = [layer.delta for layer in self.layers if layer.delta is not None]
+        states = [state for delta in deltas for state in delta.states_in(self.cache, self.dtype, 1) or ()]
+        before = [state.clone() for state in states]
+        outputs = tuple(torch.full_like(one, -1) for one in function(*static))
+        for state, old in zip(states, before, strict=True):
+            state.copy_(old)
+        return Replay(function, static, outputs), outputs
 
     @staticmethod
     def can_run_delta_nets(device: torch.device) -> bool:
@@ -58,6 +79,14 @@ def open_model(folder: Path, family: str, dtype: str = "float32", **settings: An
         make_tiny_checkpoint(path, family, dtype=getattr(torch, dtype))
     settings = {"strategy": "offload", "expert_slots": SLOTS, "device": "cpu"} | settings
     return load_model(EngineConfig(model_path=path, dtype=dtype, **settings))
+
+
+def open_in_steps(folder: Path, family: str, **settings: Any) -> tuple[LoadedModel, PlainGraphs]:
+    loaded = open_model(folder, family, **settings)
+    found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    graphs = PlainGraphs.install(loaded.model, loaded.experts, found)
+    assert isinstance(graphs, PlainGraphs)
+    return loaded, graphs
 
 
 class Run:
@@ -107,24 +136,17 @@ def test_fast_modules_answer_as_the_models_own(family: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("settings", [{}, {"strategy": "fused"}, {"strategy": "cpu"}, {"expert_slots": TOP_K}])
 @pytest.mark.parametrize("family", FAST)
 def test_layers_cut_into_steps_answer_as_the_models_own(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    loaded = open_model(tmp_path, family, **settings)
-    right, counted = decode(loaded), loaded.experts.counters()
-    graphs = PlainGraphs.install(
-        loaded.model, loaded.experts, fast_modules.install(loaded.model, loaded.device, loaded.dtype)
-    )
-    assert graphs is not None
-    assert difference(decode(loaded), right) < 2e-5
-    assert graphs.replayed_count > 0
-    assert (loaded.experts.counters() - counted).lookups == counted.lookups
+    plain = open_model(tmp_path, family, **settings)
+    loaded, graphs = open_in_steps(tmp_path, family, **settings)
+    assert difference(decode(loaded), decode(plain)) < 2e-5
+    assert graphs.problem is None
+    assert graphs.replayed_count == 7 * graphs.captured_count > 0
+    assert loaded.experts.counters() == plain.experts.counters()
 
 
 @pytest.mark.parametrize(("family", "is_cut"), [("qwen3_moe", 4), ("qwen3_5_moe", 2), ("mixtral", 4), ("olmoe", 0)])
 def test_attention_is_cut_where_its_parts_are_known(family: str, is_cut: int, tmp_path: Path) -> None:
-    loaded = open_model(tmp_path, family)
-    graphs = PlainGraphs.install(
-        loaded.model, loaded.experts, fast_modules.install(loaded.model, loaded.device, loaded.dtype)
-    )
-    assert graphs is not None
+    _, graphs = open_in_steps(tmp_path, family)
     assert sum(layer.attention is not None for layer in graphs.layers) == is_cut
 
 
@@ -148,11 +170,7 @@ def answer_requests(loaded: LoadedModel) -> list[list[int]]:
 def test_the_engine_answers_the_same_requests_by_steps(family: str, tmp_path: Path) -> None:
     settings = {"max_running_requests": 2, "kv_tokens": 256}
     right = answer_requests(open_model(tmp_path, family, **settings))
-    loaded = open_model(tmp_path, family, **settings)
-    graphs = PlainGraphs.install(
-        loaded.model, loaded.experts, fast_modules.install(loaded.model, loaded.device, loaded.dtype)
-    )
-    assert graphs is not None
+    loaded, graphs = open_in_steps(tmp_path, family, **settings)
     assert answer_requests(loaded) == right
     assert graphs.replayed_count > 0
 
@@ -173,6 +191,52 @@ def test_a_cpu_keeps_the_models_own_forwards(tmp_path: Path) -> None:
     loaded = open_model(tmp_path, "qwen3_5_moe")
     assert loaded.graphs is None
     assert not [name for name, module in loaded.model.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_moe"])
+def test_steps_serve_sequences_by_turns(family: str, tmp_path: Path) -> None:
+    loaded, graphs = open_in_steps(tmp_path, family)
+    right = [decode(open_model(tmp_path, family), 6, seed) for seed in (1, 2)]
+    runs = [Run(loaded, seed) for seed in (1, 2)]
+    by_turns = [[run.step() for run in runs] for _ in range(6)]
+    assert graphs.problem is None
+    for number in range(2):
+        assert difference(torch.stack([step[number] for step in by_turns]), right[number]) < 2e-5
+
+
+def test_steps_survive_live_resizes(tmp_path: Path) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"), 12)
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+    run, got = Run(loaded), []
+    for slots in (SLOTS, 6, 20):
+        loaded.experts.resize(slots)
+        got += [run.step() for _ in range(4)]
+    assert graphs.problem is None
+    assert difference(torch.stack(got), right) < 2e-5
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("kind", ["raises", "is wrong"])
+def test_a_step_that_cannot_be_captured_changes_no_answer(
+    kind: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+    record, calls = graphs._record, []
+
+    def fail(function: Any, static: Tensors) -> tuple[Any, Tensors]:
+        calls.append(1)
+        graph, outputs = record(function, static)
+        if len(calls) > after and kind == "raises":
+            raise RuntimeError("no capture today")
+        if len(calls) > after:
+            graph.function = lambda *given: tuple(one + 1 for one in function(*given))
+        return graph, outputs
+
+    monkeypatch.setattr(graphs, "_record", fail)
+    assert difference(decode(loaded), right) < 2e-5
+    assert graphs.problem is not None
+    assert len(calls) == after + 1
 
 
 # ---------------------------------------------------------------------- on a GPU
