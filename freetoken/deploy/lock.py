@@ -325,6 +325,7 @@ def _is_ours_to_write(folder: Path) -> bool:
 
 def make_meter(progress: Progress) -> Any:
     """Progress of hashing as steps of an apply."""
+
     def show(state: Any) -> None:
         progress(Step("lock", f"hashing {state.file}", state.done_bytes, state.total_bytes, is_update=True))
 
