@@ -90,7 +90,7 @@ class Bench:
     # -- the steps
 
     def apply(self, step: str, *arguments: str) -> dict[str, Any]:
-        peak = Peak(self.used_mib)
+        peak, began_at = Peak(self.used_mib), time.time()
         with peak:
             code, document, stderr, took_s = self.call(
                 "apply", self.options.recipe, "--yes", "--json", *self.sets, *arguments
@@ -107,7 +107,7 @@ class Bench:
             seconds=took_s, **fields, vram_used_mib=self.used_mib(), vram_peak_mib=peak.highest,
             planned_vram=_ledger(plan.get("vram")), predicted_tps=(plan.get("prediction") or {}).get("decode_tps"),
             proof=document.get("proof"), recovered=document.get("recoveries") or document.get("attempts"),
-            times=_times(document.get("run_dir")), stderr=stderr[-600:],
+            times=_times(document.get("run_dir"), began_at, began_at + took_s), stderr=stderr[-600:],
         )  # fmt: skip
         return document
 
@@ -217,15 +217,15 @@ def _ledger(ledger: dict[str, Any] | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _times(run_dir: str | None) -> dict[str, float]:
-    """Seconds between the events of a run: what of an apply is the engine's own load."""
+def _times(run_dir: str | None, began_at: float, ended_at: float) -> dict[str, float]:
+    """Seconds between the beginning of `ft`, the events of its run, and its end: what of it is the engine's load."""
     if not run_dir or not (path := Path(run_dir) / "events.jsonl").exists():
         return {}
-    at = {}
+    at = {"began": began_at, "ended": ended_at}
     for line in path.read_text().splitlines():
         event = json.loads(line)
         at[event["kind"]] = datetime.fromisoformat(event["at"]).timestamp()
-    names = ("intended", "engine_started", "engine_ready", "proven")
+    names = ("began", "intended", "engine_started", "engine_ready", "proven", "ended")
     found = [(name, at[name]) for name in names if name in at]
     return {f"{a}_to_{b}": round(later - first, 3) for (a, first), (b, later) in itertools.pairwise(found)}
 

@@ -13,8 +13,6 @@ nvidia-smi --query-gpu=name,memory.total,memory.used,driver_version --format=csv
 [ -d /tmp/deep ] || (OMP_NUM_THREADS=1 python3 "${MAKER:-.gpu/make_checkpoint.py}" --preset qwen3.6-35b-a3b --quant nvfp4 --router-skew 1.0 \
   --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1) &
 maker=${!:-}
-say "kernels on the device"
-timeout 140 python3 -m pytest -q -p no:cacheprovider tests/unit/engine/test_kernels.py 2>&1 | tail -15 | tee "$out/kernels.log"
 say "the demo recipe, whole card"
 timeout 90 python3 benchmarks/gpu/apply.py --recipe recipes/demo.yaml --free-gib "$free" --set serve.port=$port --steps start,shrink,status,stop \
   --out "$out/demo.jsonl" 2>&1 | cut -c1-1500
@@ -29,7 +27,7 @@ say "offload at two slot counts"
 timeout 150 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
   --prompt-tokens 2000 --decode-tokens 128 --chunk 1024 --profile > "$out/native.jsonl" 2> "$out/native.err"
 echo "exit code $?"
-cut -c1-1800 "$out/native.jsonl"; tail -45 "$out/native.err" | cut -c1-160
+cut -c1-2600 "$out/native.jsonl"; tail -45 "$out/native.err" | cut -c1-160
 nvidia-smi --query-gpu=memory.used --format=csv,noheader
 say "ft apply of the checkpoint on the native engine"
 timeout 120 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --set headroom=150MiB \
@@ -39,4 +37,6 @@ python3 -m freetoken status 2>&1 | tail -25
 python3 -m freetoken bench run --workload chat-2k --repeats 1 --limit 60s 2>&1 | tail -25
 python3 -m freetoken stop --all
 kill $holder
+say "kernels on the device"
+timeout ${TESTS_S:-300} python3 -m pytest -v -p no:cacheprovider -m gpu tests/unit/engine 2>&1 | tee "$out/kernels.log"
 say "done"
