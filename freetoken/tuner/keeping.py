@@ -37,11 +37,18 @@ def keep_trial(
     return _keep(site, study, "trial", settings, to_store_names(measurement.model_dump(exclude_none=True)), run_id)
 
 
-def keep_winner(site: PlannedSite, study: str, winner: Point, proof: Confirmation) -> str | None:
-    """Keeps a confirmed winner with its figures over the confirmation and its gain; the warning where that failed."""
-    gains = {"gain_ratio": proof.gain, "gain_ratio_low": proof.gain_low, "gain_ratio_high": proof.gain_high}
-    known = {name: gain for name, gain in gains.items() if gain is not None}
-    return _keep(site, study, "tuned", _settings_of(site, winner), {**summarise(proof.winner_blocks), **known}, None)
+def keep_winner(
+    site: PlannedSite, study: str, winner: Point, blocks: Sequence[Measurement], proof: Confirmation | None
+) -> str | None:
+    """Keeps a winner with its figures over `blocks`, and the gain that `proof` confirms; the warning where that failed.
+
+    Without a proof it is what works where the engine's default does not.
+    """
+    known = {}
+    if proof is not None:
+        gains = {"gain_ratio": proof.gain, "gain_ratio_low": proof.gain_low, "gain_ratio_high": proof.gain_high}
+        known = {name: gain for name, gain in gains.items() if gain is not None}
+    return _keep(site, study, "tuned", _settings_of(site, winner), {**summarise(blocks), **known}, None)
 
 
 def keep_baseline(site: PlannedSite, study: str, baseline: Point, proof: Confirmation) -> str | None:

@@ -27,7 +27,8 @@ class TuneResult(TunerModel):
     starts: int
     crashes: int
     duration_s: float
-    #: What is to be run: what was confirmed to be better than the baseline, else the baseline.
+    #: What is to be run: what was confirmed to be better than the baseline, else the baseline. Where the default does
+    #: not work, the fastest that was measured, unless a comparison found that it is not.
     best: Point = {}
     best_figures: dict[str, float] = {}
     #: The figures that stand for `best` and for `baseline`, with their intervals.
@@ -40,7 +41,8 @@ class TuneResult(TunerModel):
     missed: tuple[str, ...] = ()
     front: tuple[dict[str, Any], ...] = ()
     confirmation: Confirmation | None = None
-    #: True for a confirmed gain: only then `best` is written, kept and taken up by the next plan.
+    #: True for a confirmed gain, and where the engine's default does not work but `best` does: only then it is
+    #: written, kept and taken up by the next plan.
     is_tuned: bool = False
     tuned_recipe: str | None = None
     soak: str = ""

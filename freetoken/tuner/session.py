@@ -314,17 +314,21 @@ class Session:
         else:
             confirmation = self._confirm(site, baseline, candidate)
             self.say("confirm", confirmation.describe())
-        is_tuned = confirmation is not None and self._is_gain(confirmation)
-        winner = candidate if is_tuned else baseline
+        is_gain = confirmation is not None and self._is_gain(confirmation)
+        has_default = find_default(end) is not None
+        # Where the default does not run, what was measured to run is the gain, the fastest unless it was outdone.
+        is_open = confirmation is not None and confirmation.verdict == "unfinished"
+        winner = candidate if is_gain or (is_open and not has_default) else baseline
         soak = self._soak(launcher, winner)
         result = self._make_result(search, end, winner, baseline, words, confirmation)
-        if confirmation is not None and is_tuned:
+        if is_gain or not has_default:
             written = write_tuned_recipe(self.loaded, site, winner, result, soak, self.warnings)
-            self._warn(keep_winner(site, search.name, winner, confirmation))
+            blocks = self._blocks(search, end, winner, confirmation, is_baseline=winner is baseline)
+            self._warn(keep_winner(site, search.name, winner, blocks, confirmation if is_gain else None))
             result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
-        elif confirmation is not None:
+        if confirmation is not None and winner is baseline:
             result = result.model_copy(update={"candidate": canonical(candidate)})
-            if confirmation.baseline_blocks:
+            if confirmation.baseline_blocks and has_default:
                 self._warn(keep_baseline(site, search.name, baseline, confirmation))
         result = result.model_copy(update={"soak": soak, "warnings": tuple(self.warnings)})
         write_result(search.study, StudyResult.of(result))
@@ -364,9 +368,9 @@ class Session:
 
     def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point, str]:
         """The engine's default; where it did not start, the planner's safe plan, or the first point that worked."""
+        if (found := find_default(end)) is not None:
+            return found.point, "the engine's own default"
         default = next((one for one in end.observations if one.stage == "default"), None)
-        if default is not None and default.measurement is not None:
-            return default.point, "the engine's own default"
         why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
         worked = next(one for one in end.observations if one.measurement is not None)
         return worked.point, f"{why}; the first setting that worked stands for it"
@@ -393,10 +397,9 @@ class Session:
         confirmation: Confirmation | None,
     ) -> TuneResult:  # fmt: skip
         canonical = search.site.space.canonical
-        proof = confirmation or Confirmation(verdict="unfinished", objective=self.objectives[0].name)
         is_kept = canonical(winner) == canonical(baseline)
-        base = self._headline(search, end, baseline, proof.baseline_blocks)
-        best = base if is_kept else self._headline(search, end, winner, proof.winner_blocks)
+        base = self._headline(search, end, baseline, confirmation, is_baseline=True)
+        best = base if is_kept else self._headline(search, end, winner, confirmation)
         measurement = best.measurement if best is not None else None
         figures = measurement.model_dump(exclude_none=True) if measurement is not None else {}
         front = tuple(
@@ -411,21 +414,30 @@ class Session:
             objectives=tuple(one.name for one in self.objectives), reason=end.reason, trials=len(end.observations),
             starts=end.starts, crashes=sum(one.outcome.kind in _BROKEN for one in end.observations),
             duration_s=self._elapsed_s(), best=canonical(winner), best_figures=figures, best_headline=best,
-            baseline=baseline, baseline_words=words, baseline_headline=base, front=front, confirmation=confirmation,
+            baseline=canonical(baseline), baseline_words=words, baseline_headline=base, front=front,
+            confirmation=confirmation,
             missed=missed_limits(measurement, self.limits) if measurement is not None else (),
         )  # fmt: skip
 
     def _headline(
-        self, search: Search, end: SearchEnd, point: Point, blocks: Sequence[Measurement]
-    ) -> Headline | None:  # fmt: skip
+        self, search: Search, end: SearchEnd, point: Point, proof: Confirmation | None, *, is_baseline: bool = False
+    ) -> Headline | None:
         """Over the blocks of the confirmation, else over every measurement of the search."""
-        if blocks:
-            return make_headline(blocks, self.objectives[0], is_unseen=True)
+        is_unseen = proof is not None and bool(proof.baseline_blocks if is_baseline else proof.winner_blocks)
+        blocks = self._blocks(search, end, point, proof, is_baseline=is_baseline)
+        return make_headline(blocks, self.objectives[0], is_unseen=is_unseen)
+
+    @staticmethod
+    def _blocks(
+        search: Search, end: SearchEnd, point: Point, proof: Confirmation | None, *, is_baseline: bool = False
+    ) -> Sequence[Measurement]:
+        """What was measured of `point`: in the confirmation, else in the search."""
+        if proof is not None and (blocks := proof.baseline_blocks if is_baseline else proof.winner_blocks):
+            return blocks
         canonical = search.site.space.canonical
-        same = [
+        return [
             one.measurement for one in end.observations if one.measurement and canonical(one.point) == canonical(point)
         ]
-        return make_headline(same, self.objectives[0])
 
     # -- what is kept -----------------------------------------------------------------------------------------
 
@@ -453,6 +465,11 @@ class Session:
         before = self.status.used_s
         self.status = self.status.model_copy(update=changes)
         write_status(self.status.model_copy(update={"used_s": before + self._elapsed_s()}))
+
+
+def find_default(end: SearchEnd) -> Observation | None:
+    """The engine's own default, where it was measured."""
+    return next((one for one in end.observations if one.stage == "default" and one.measurement is not None), None)
 
 
 def _list(names: Iterable[str]) -> str:

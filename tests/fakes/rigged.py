@@ -29,8 +29,10 @@ class RiggedLauncher:
 
     can_resize = True
 
-    def __init__(self, figures: Figures, tick: Callable[[str], None] = lambda kind: None) -> None:
-        self.figures, self.tick = figures, tick
+    def __init__(
+        self, figures: Figures, tick: Callable[[str], None] = lambda kind: None, *, is_default_broken: bool = False
+    ) -> None:
+        self.figures, self.tick, self.is_default_broken = figures, tick, is_default_broken
         self.point: Point = {}
         self.log: list[str] = []
 
@@ -47,6 +49,8 @@ class RiggedLauncher:
     def _turn(self, kind: str, point: Point) -> Outcome:
         self.log.append(kind)
         self.tick(kind)
+        if self.is_default_broken and self.log == ["start"]:
+            return Outcome(kind="crash", words="out of memory")
         self.point = dict(point)
         return Outcome(kind="ok")
 

@@ -48,8 +48,9 @@ class Watch:
 
 @pytest.fixture
 def tune(monkeypatch, tmp_path):
-    def run(figures, watch=None, **options):
-        launcher = RiggedLauncher(figures, watch.tick if watch else lambda kind: None)
+    def run(figures, watch=None, is_default_broken=False, **options):
+        tick = watch.tick if watch else lambda kind: None
+        launcher = RiggedLauncher(figures, tick, is_default_broken=is_default_broken)
         return make_session(monkeypatch, tmp_path, launcher, **({"clock": watch} if watch else {}), **options).run()
 
     return run
@@ -110,6 +111,47 @@ def test_without_a_confirmed_gain_the_baseline_stays_and_nothing_is_written(tune
     record = read_record(tmp_path, result.study)
     assert record.trial(record.candidate).point[CHUNK] == result.candidate[CHUNK]
     assert record.candidate_figures.figure == pytest.approx(unseen_s, rel=0.01)
+
+
+def test_where_the_default_does_not_run_the_one_setting_that_does_is_kept(tune, tmp_path):
+    result = tune(Rigged(), is_default_broken=True, trials=2)
+    assert (result.trials, result.confirmation, result.is_tuned, result.candidate) == (2, None, True, {})
+    assert result.best == result.baseline
+    assert result.baseline_words == (
+        "the engine's default did not work (crash); the first setting that worked stands for it; nothing else was "
+        "measured"
+    )
+    text = (tmp_path / "demo.tuned.yaml").read_text()
+    assert f"# {result.baseline_words}\n" in text
+    assert load_recipe(result.tuned_recipe).recipe.settings.prefill_chunk_tokens == result.best[CHUNK]
+    (row,) = list_rows(tmp_path, "tuned")
+    assert row.metrics["turn_time_s"] == result.best_headline.figure == pytest.approx(10.0, rel=0.01)
+    assert "gain_ratio" not in row.metrics
+    assert read_record(tmp_path, result.study).best_figures == result.best_headline
+
+
+@pytest.mark.parametrize(
+    ("unseen_s", "watch", "verdict", "is_first_kept"),
+    [
+        (7.0, None, "gain", False),
+        (14.0, None, "worse", True),
+        (7.0, {"start": 10.0, "measure": (5.0, 5.0, 500.0)}, "unfinished", False),
+    ],
+)
+def test_where_the_default_does_not_run_the_fastest_is_kept_unless_it_was_outdone(
+    tune, tmp_path, unseen_s, watch, verdict, is_first_kept
+):
+    options = {"trials": 3, "budget_s": 400.0} if watch else {}
+    result = tune(Rigged(unseen=(unseen_s, 1.0)), Watch(**watch) if watch else None, is_default_broken=True, **options)
+    assert result.confirmation.verdict == verdict
+    assert result.is_tuned
+    assert (result.best == result.baseline) == is_first_kept
+    assert (result.candidate != {}) == is_first_kept
+    (row,) = list_rows(tmp_path, "tuned")
+    assert row.settings[CHUNK] == result.best[CHUNK]
+    assert row.metrics["turn_time_s"] == result.best_headline.figure
+    assert ("gain_ratio" in row.metrics) == (verdict == "gain")
+    assert list_rows(tmp_path, "confirm") == ()
 
 
 def test_a_study_that_found_nothing_leaves_what_an_earlier_one_confirmed(tune, tmp_path):
