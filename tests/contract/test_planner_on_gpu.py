@@ -68,3 +68,28 @@ def test_decode_speed_is_within_a_fifth_when_the_hit_rate_is_given(name):
     for row in compare_speeds(RUNS[name], SHAPES[RUNS[name]["depth"]]):
         if (name, row.slots) not in DISTURBED:
             assert row.predicted_tps == pytest.approx(row.measured_tps, rel=0.2), row
+
+
+#: One start and three live resizes of the model's own depth; hit rates were read beside each request.
+RESIZED = [name for name, run in RUNS.items() if len(run.get("speeds", ())) == 4 and run["depth"] == "deep"]
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_decode_speed_between_live_slot_counts_is_within_a_twentieth_after_one_start(name):
+    rows = compare_speeds(RUNS[name], SHAPES[RUNS[name]["depth"]])
+    assert max(row.slots for row in rows) > 2 * min(row.slots for row in rows)
+    for row in rows:
+        assert row.calibrated_tps == pytest.approx(row.measured_tps, rel=0.05), row
+
+
+def test_the_set_covers_what_was_asked_for():
+    settings = [RUNS[name]["settings"] for name in SERVED]
+    assert len(SERVED) >= 14
+    assert {one["prefill_chunk_tokens"] for one in settings} == {512, 2048, 8192}
+    assert {one["embed_on_host"] for one in settings} == {True, False}
+    assert {one["max_running_requests"] for one in settings} == {1, 4}
+    caps = [RUNS[name]["free_bytes"] / 2**30 for name in SERVED]
+    assert (min(caps), max(caps)) == (pytest.approx(5.5, abs=0.1), pytest.approx(16, abs=0.1))
+    refused = [name for name in RUNS if plan(name).vram.missing_bytes > REFUSED_BYTES]
+    assert len(refused) == 5
+    assert len(RESIZED) == 2
