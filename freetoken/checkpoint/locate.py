@@ -47,7 +47,7 @@ def locate_model(
     `shape` is None then, and `note` says why. `prefer_hub` reads the hub's headers even where there is a card.
     """
     if ref.path is not None:
-        from freetoken.checkpoint.header import read_shape
+        from freetoken.checkpoint.kept import read_shape
 
         path = resolve_path(ref.path, base_dir)
         path = find_weights(path, ref) if path.is_dir() else path
@@ -161,7 +161,7 @@ def read_complete(folder: Path, include: Sequence[str] = ()) -> tuple[ModelShape
     expected = read_source(folder).get("files", {})
     if absent := sorted(name for name in expected if not (folder / name).is_file()):
         return None, f"{absent[0]} is not there yet"
-    from freetoken.checkpoint.header import read_shape
+    from freetoken.checkpoint.kept import read_shape
 
     path = folder
     if any("gguf" in one.lower() for one in include):
