@@ -286,6 +286,9 @@ class SimulatedSite:
         budget = int(0.9 * (self.machine.vram_bytes - 420 * MIB)) - DENSE - 8192 * KV_PER_TOKEN
         return self.space.clip({**point, "expert_slots": max(TOP_K * 4, min(EXPERTS, budget // SLOT))})
 
+    def own_verdict(self, point: Point) -> None:
+        """The planner judges the default like any other point."""
+
     def _plan(self, point: Point) -> Forecast:
         strategy = point["strategy"]
         limit = self.machine.vram_bytes - HEADROOM

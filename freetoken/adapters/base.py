@@ -88,6 +88,14 @@ class EngineNeeds(AdapterModel):
     tools: tuple[str, ...] = ()
 
 
+class DefaultSlots(AdapterModel):
+    """What an engine's own rule says: slots, or by how many bytes its start is refused, in its words."""
+
+    slots: int = Field(default=0, ge=0)
+    missing_bytes: int = Field(default=0, ge=0)
+    words: str = ""
+
+
 class EngineAdapter(ABC):
     """One engine. Stateless; all arguments are values."""
 
@@ -154,6 +162,13 @@ class EngineAdapter(ABC):
         Fields that are left out are as the planner has them.
         """
         return {}
+
+    def default_slots(self, request: "PlanRequest", settings: "ResolvedSettings") -> DefaultSlots | None:
+        """The expert slots that the engine gives itself for `settings` where it is told none, by its own rule.
+
+        None where it has no rule of its own: then the planner's answer stands for it.
+        """
+        return None
 
     def parse_effective(self, log: str) -> dict[str, str]:
         """Settings that the log says are really in force, by field name, where the API does not tell them."""

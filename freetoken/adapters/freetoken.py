@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from freetoken.adapters.base import Capability, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
+from freetoken.adapters.base import Capability, DefaultSlots, EngineAdapter, EngineNeeds, Failure, Knob, LaunchSpec
 from freetoken.adapters.freetoken_flags import OLDEST, has_flag
 from freetoken.adapters.freetoken_limits import LEAST_CAPABILITY, LEAST_CUDA, LEAST_DRIVER, FreetokenLimits
 from freetoken.adapters.freetoken_memory import FreetokenMemory, choose_attention
@@ -140,7 +140,12 @@ class FreetokenAdapter(EngineAdapter):
             "prefill_overlap": True,
             "prefix_cache": True,
             "embed_on_host": False,
+            "max_running_requests": 4,
         }
+
+    def default_slots(self, request: PlanRequest, settings: ResolvedSettings) -> DefaultSlots | None:
+        """By the engine's rule at its own memory ratio: nothing is left for workspace, graphs or a prefill chunk."""
+        return self.memory_model.default_slots(request, settings)
 
     def parse_effective(self, log: str) -> dict[str, str]:
         """Strategy and attention backend as the engine resolved them; the API does not tell them."""

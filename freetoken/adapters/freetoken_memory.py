@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from freetoken.adapters import freetoken_arithmetic as arithmetic
+from freetoken.adapters.base import DefaultSlots
 from freetoken.adapters.freetoken_flags import has_flag
 from freetoken.adapters.freetoken_lines import late_lines, make_ram_lines, weight_lines
 from freetoken.adapters.freetoken_sizes import (
@@ -96,6 +97,22 @@ class FreetokenMemory:
         return self._pin_admission(request, settings) or Admission(
             is_admitted=True, needed_bytes=needed, budget_bytes=budget
         )
+
+    def default_slots(self, request: PlanRequest, settings: ResolvedSettings) -> DefaultSlots | None:
+        """What the engine gives itself at its own ratio, the KV of `settings` kept; None without slots."""
+        experts = request.shape.experts
+        if settings.strategy not in ("offload", "hybrid") or not experts.layers or find_gpu(request, settings) is None:
+            return None
+        found = arithmetic.upstream_auto_plan(
+            self.free_before_load(request, settings), DEFAULT_RATIO, self.weight_bytes(request, settings),
+            self.fixed_bytes(request, settings), arithmetic.compute_kv_bytes(request.shape), slot_bytes(request.shape),
+            experts.per_layer, experts.layers, overlap=settings.prefill_overlap is not False,
+            reserve_tokens=settings.kv_tokens,
+        )  # fmt: skip
+        if isinstance(found, arithmetic.AutoRefusal):
+            missing = found.needed_bytes - found.budget_bytes
+            return DefaultSlots(missing_bytes=missing, words=found.message)
+        return DefaultSlots(slots=found.slots)
 
     def _pin_admission(self, request: PlanRequest, settings: ResolvedSettings) -> Admission | None:
         """The engine's refusal before reading: banks of layers that decode on the GPU must be page-locked."""

@@ -188,7 +188,10 @@ class Launcher:
         context_tokens = self.recipe.workload.context_tokens
         try:
             with self.tools.connect(run.base_url, run.api_key) as client:
-                proof = prove(client, run.plan, self.adapter, context_tokens=context_tokens, log=log, seed=os.getpid())
+                proof = prove(
+                    client, run.plan, self.adapter, context_tokens=context_tokens, log=log, seed=os.getpid(),
+                    most_tokens=self.tools.most_proof_tokens,
+                )  # fmt: skip
         except NotReadyError as error:
             runs.record_event(run.run_dir, "not_proven", str(error))
             raise

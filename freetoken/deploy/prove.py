@@ -32,9 +32,16 @@ _MAX_TRIES = 10
 
 
 def prove(
-    client: ControlClient, plan: Plan, adapter: EngineAdapter, *, context_tokens: int, log: str = "", seed: int = 0
+    client: ControlClient,
+    plan: Plan,
+    adapter: EngineAdapter,
+    *,
+    context_tokens: int,
+    log: str = "",
+    seed: int = 0,
+    most_tokens: int | None = None,
 ) -> Proof:
-    """The proof that the engine behind `client` does what `plan` says.
+    """The proof that the engine behind `client` does what `plan` says; `most_tokens` bounds its longest prompt.
 
     Raises NotReadyError where sizes differ from the plan, and what the client raises where the engine fails.
     """
@@ -44,6 +51,7 @@ def prove(
     warm_up = client.complete(WARM_UP_PROMPT, min(WARM_UP_TOKENS, most))
     # Where the context ends before the chunk does, the prompt must be able to miss the end by a few tokens.
     wanted = max(1, min(plan.settings.prefill_chunk_tokens, limit - max(SPARE_TOKENS, limit // 32)))
+    wanted = min(wanted, most_tokens or wanted)
     ratio = len(WARM_UP_PROMPT) / max(1, warm_up.prompt_tokens)
     chunk = fill_chunk(client, wanted, limit, ratio, random.Random(seed))
     first = client.complete(PROMPT, min(OUTPUT_TOKENS, most))

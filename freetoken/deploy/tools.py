@@ -98,6 +98,8 @@ class Tools:
     log: str = "engine.log"
     #: Further starts after a failed one whose cause is understood.
     max_retries: int = 3
+    #: Longest prompt of a proof, tokens; None = the full prefill chunk.
+    most_proof_tokens: int | None = None
 
 
 DEFAULT_TOOLS = Tools()

@@ -91,10 +91,16 @@ class DeployLauncher:
         return self._apply(point)
 
     def _apply(self, point: Point) -> Outcome:
+        tools, is_default = self.tools, self.site.own_verdict(point) is not None
+        if is_default:
+            # As whoever gives no flags would have it: it need not hold a full chunk, only what the workload asks for.
+            load = self.site.workload
+            tools = replace(tools, most_proof_tokens=load.shared_prefix_tokens + load.prompt_tokens)
         try:
             self.running = apply_recipe(
-                self.recipe_at(point), name=self.name, progress=self._show, tools=self.tools, is_waiting=True
-            )
+                self.recipe_at(point), name=self.name, progress=self._show, tools=tools, is_waiting=True,
+                is_forced=is_default,
+            )  # fmt: skip
         except RefusedError as error:
             missing = max(1, error.refusal.missing_bytes)
             return Outcome(kind="refused", violation_bytes=missing, words=error.message)

@@ -93,11 +93,13 @@ class Method:
             scale = max(scale or 0, forecast.limit_bytes)
             chunk = forecast.settings.prefill_chunk_tokens
             planned, limit = forecast.peak_at(slots), forecast.limit_bytes
+            # The engine's default is started as it is and never asked for the full chunk that its plan holds.
+            is_own = self.site.own_verdict(one.point) is not None
             if one.measurement is not None:
                 rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
-                if one.measurement.peak_bytes is not None:
+                if one.measurement.peak_bytes is not None and not is_own:
                     peaks.append(Peak(chunk, planned, one.measurement.peak_bytes, limit))
-            elif one.outcome.kind == "crash" and one.outcome.violation_bytes:
+            elif one.outcome.kind == "crash" and one.outcome.violation_bytes and not is_own:
                 missing = one.outcome.violation_bytes if one.outcome.violation_bytes > 1 else 0
                 peaks.append(Peak(chunk, planned, None, limit, missing))
         self.model.fit(rows)
@@ -413,7 +415,7 @@ class Method:
         """The best point of every strategy, by coordinate descent over its knobs on predicted cost."""
         strategies = self.space["strategy"].values() if "strategy" in self.space else (None,)
         best = self.best(history, objective)
-        base = [best.point if best is not None else self.site.default_point()]
+        base = [self.space.searchable(best.point if best is not None else self.site.default_point())]
         found = []
         for strategy in strategies:
             starts = [one if strategy is None else {**one, "strategy": strategy} for one in base]

@@ -83,7 +83,7 @@ class ModelSampler(BaseSampler):
             for name, distribution in search_space.items():
                 if name not in found:
                     found[name] = self._random.sample_independent(study, trial, name, distribution)
-        return self._refresh(self._bound(found, history), history)
+        return self._refresh(self._bound(self.method.space.searchable(found), history), history)
 
     def _refresh(self, point: Point, history: list[Observation]) -> Point:
         """`point`, or a random neighbour where it would only repeat a start."""

@@ -155,13 +155,13 @@ def fit_seeds(method: Method, points: Iterable[Point], count: int = MAX_SEEDS) -
     space, found = method.space, dict[Any, Point]()
     default = method.site.default_point()
     for given in points:
-        safe = _cut(method, space.clip({**default, **given}))
+        asked = space.searchable(space.clip({**default, **given}))
+        safe = _cut(method, asked)
         if safe is None:
             continue  # it cannot run here whatever its slots
         point = safe.point
         if safe.forecast.high and "expert_slots" in point:
-            wanted = space.clip({**default, **given})["expert_slots"]
-            point = space.clip({**point, "expert_slots": min(wanted, safe.slots)})
+            point = space.clip({**point, "expert_slots": min(asked["expert_slots"], safe.slots)})
         # Where slots are turned inside a start, the method finds the best count there.
         canonical = space.canonical(point)
         key = space.start_key(canonical) if method.can_resize else json.dumps(canonical, sort_keys=True)

@@ -18,10 +18,12 @@ from freetoken.tuner.space import Space
 from freetoken.tuner.values import Point
 
 if TYPE_CHECKING:
-    from freetoken.adapters.base import EngineAdapter
+    from freetoken.adapters.base import DefaultSlots, EngineAdapter
     from freetoken.planner.plan import PlanRequest
 
 _SLOT_STRATEGIES = ("offload", "hybrid")
+#: The engine's default of another day is still its default.
+SAME_SLOTS = 0.03
 
 
 class Forecast(NamedTuple):
@@ -88,6 +90,10 @@ class Site(Protocol):
         """The engine's own default."""
         ...
 
+    def own_verdict(self, point: Point) -> DefaultSlots | None:
+        """What the engine's own rule says of its default; None for any other point, and for one without such a rule."""
+        ...
+
 
 class PlannedSite:
     """The planner's answers for one request, each asked once."""
@@ -96,6 +102,8 @@ class PlannedSite:
         self.request, self.adapter = request, adapter
         self._space = space
         self._known: dict[tuple[Any, ...], Forecast | None] = {}
+        self._default: Point | None = None
+        self._own: DefaultSlots | None = None
         self.plan_attempt = search(request, adapter.memory_model)
         settings = self.plan_attempt.budget.settings if self.plan_attempt else None
         self._rates = resolve_rates(request.hardware, find_gpu(request, settings) if settings else None)
@@ -135,9 +143,22 @@ class PlannedSite:
             planned["cpu_threads"] = self.cores
         point = self._space.clip({**planned, **told})
         found = self.forecast(point)
-        if "expert_slots" in point and "expert_slots" not in told and found is not None and found.high:
-            point["expert_slots"] = found.settings.expert_slots
+        if "expert_slots" in point and found is not None and found.high:
+            own = self.adapter.default_slots(self.fix(point), found.settings)
+            slots = own.slots if own is not None and own.slots else found.settings.expert_slots
+            point["expert_slots"] = self._space["expert_slots"].clip(slots)
+            self._own = own
         return point
+
+    def own_verdict(self, point: Point) -> DefaultSlots | None:
+        """What the engine's own rule says of its default, whose slots may differ by what is free from hour to hour."""
+        if self._default is None:
+            self._default = self.default_point()
+        space, default = self._space, self._default
+        if self._own is None or space.start_key(space.canonical(point)) != space.start_key(space.canonical(default)):
+            return None
+        slots = int(default["expert_slots"])
+        return self._own if abs(int(point["expert_slots"]) - slots) <= SAME_SLOTS * slots else None
 
     def planned_point(self) -> Point:
         """The planner's own choice."""

@@ -2,8 +2,8 @@
 
 A value that the recipe fixes is kept and is no knob. Knobs that change answers are turned only where
 `allow_quality_changes` lists them. What cannot pay is left to the planner: the memory ratio follows from slots and
-KV, the loading mode changes the start alone, CPU layers do what `hybrid` does better, and requests beyond the
-workload's concurrency only take memory.
+KV, the loading mode changes the start alone, and CPU layers do what `hybrid` does better. Requests beyond the
+workload's concurrency only take memory: they are there for the engine's own default alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from freetoken.planner.plan import PlanRequest
 
 Scalar = str | int | float | bool
-_LEFT_TO_PLANNER = frozenset({"memory_ratio", "expert_load", "cpu_layers", "max_running_requests"})
+_LEFT_TO_PLANNER = frozenset({"memory_ratio", "expert_load", "cpu_layers"})
 #: Strategies under which a knob does anything; all of them where a knob is not named.
 _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "expert_slots": ("offload", "hybrid"),
@@ -48,6 +48,8 @@ class Parameter(TunerModel):
     changes_answers: bool = False
     #: Strategies under which the knob does anything; () = all.
     only_with: tuple[str, ...] = ()
+    #: A choice that the engine's own default has and that no search tries.
+    default_only: Scalar | None = None
 
     def is_relevant(self, strategy: Any) -> bool:
         """Whether turning the knob can do anything under `strategy`."""
@@ -56,7 +58,7 @@ class Parameter(TunerModel):
     def values(self) -> tuple[Scalar, ...]:
         """Values worth a look: all choices, or a grid over the range."""
         if self.kind == "choice":
-            return self.choices
+            return tuple(one for one in self.choices if self.default_only is None or one != self.default_only)
         if self.kind == "share":
             return tuple(round(self.low + (self.high - self.low) * step / _GRID, 4) for step in range(_GRID + 1))
         low, high = int(self.low), int(self.high)
@@ -100,6 +102,14 @@ class Space(TunerModel):
     def clip(self, point: Point) -> Point:
         """`point` with every knob within its bounds; what is missing gets the first value."""
         return {one.name: one.clip(point.get(one.name, one.values()[0])) for one in self.parameters}
+
+    def searchable(self, point: Point) -> Point:
+        """`point` with the first value of a knob in place of what only the engine's default has."""
+        only = {one.name: one for one in self.parameters if one.default_only is not None}
+        return {
+            name: only[name].values()[0] if name in only and value == only[name].default_only else value
+            for name, value in point.items()
+        }
 
     def canonical(self, point: Point) -> Point:
         """`point` with knobs that do nothing under its strategy at their first value: equal effects, equal points."""
@@ -155,6 +165,8 @@ def _make_parameter(request: PlanRequest, adapter: EngineAdapter, knob: Knob) ->
         return _slots(request, adapter, knob)
     if knob.name == "kv_tokens":
         return _kv_tokens(request, knob)
+    if knob.name == "max_running_requests":
+        return _running(request, adapter, knob)
     choices = tuple(knob.choices) or _range_choices(request, knob)
     choices = tuple(_useful_choices(request, knob.name, choices))
     if knob.name == "fetch_ratio":
@@ -181,6 +193,17 @@ def _kv_tokens(request: PlanRequest, knob: Knob) -> Parameter | None:
     if request.recipe.workload.shared_prefix_tokens == 0:
         return None
     return Parameter(name=knob.name, cost=knob.cost, kind="integer", low=needed, high=needed + needed // 2)
+
+
+def _running(request: PlanRequest, adapter: EngineAdapter, knob: Knob) -> Parameter | None:
+    """As many as the workload has at once, and what the engine takes unasked."""
+    needed = request.recipe.workload.concurrency
+    unasked = adapter.default_settings(request).get(knob.name)
+    if not isinstance(unasked, int) or unasked <= needed:
+        return None
+    return Parameter(
+        name=knob.name, cost=knob.cost, kind="choice", choices=(needed, unasked), default_only=unasked
+    )  # fmt: skip
 
 
 def _range_choices(request: PlanRequest, knob: Knob) -> tuple[Scalar, ...]:

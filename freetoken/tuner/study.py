@@ -225,7 +225,11 @@ class Search:
     # -- parts ------------------------------------------------------------------------------------------------
 
     def _refusal(self, point: Point) -> Outcome | None:
-        """The planner's no, which costs no launch, not even for the engine's default: that it does not fit is found."""
+        """The planner's no, which costs no launch. Of its own default the engine's own rule alone decides."""
+        if (own := self.site.own_verdict(point)) is not None:
+            if not own.missing_bytes:
+                return None
+            return Outcome(kind="refused", violation_bytes=own.missing_bytes, words=own.words)
         forecast = self.site.forecast(point)
         if forecast is None:
             return Outcome(kind="refused", violation_bytes=1, words="the engine has no such setting here")

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from freetoken.adapters.base import DefaultSlots
 from freetoken.deploy import runs
 from freetoken.errors import FtError
 from freetoken.recipe.load import load_recipe
@@ -16,7 +17,10 @@ def launcher(monkeypatch, tmp_path):
     monkeypatch.setenv("FT_RUNTIME_DIR", str(tmp_path / "run"))
     loaded = load_recipe("demo")
     request = SimpleNamespace(recipe=loaded.recipe)
-    site = SimpleNamespace(fix=lambda point, slots: request, forecast=lambda point: None)
+    site = SimpleNamespace(
+        fix=lambda point, slots: request, forecast=lambda point: None, own_verdict=lambda point: point.get("own"),
+        workload=SimpleNamespace(shared_prefix_tokens=2048, prompt_tokens=768),
+    )  # fmt: skip
     return DeployLauncher(loaded, site, "demo-tune", pick_port())
 
 
@@ -47,6 +51,21 @@ def test_a_port_taken_in_the_last_moment_says_nothing_of_the_settings(launcher, 
     monkeypatch.setattr(deploying, "apply_recipe", fail)
     outcome = launcher.start({})
     assert (outcome.kind, outcome.words) == (kind, message)
+
+
+def test_the_engines_default_is_started_whatever_the_planner_says_and_proven_by_what_the_workload_asks(
+    launcher, monkeypatch
+):
+    seen = []
+
+    def note(loaded, *, is_forced, tools, **_):
+        seen.append((is_forced, tools.most_proof_tokens, tools.max_retries))
+        return SimpleNamespace(run_id="1")
+
+    monkeypatch.setattr(deploying, "apply_recipe", note)
+    launcher.start({"own": DefaultSlots(slots=1366)})
+    launcher.start({})
+    assert seen == [(True, 2816, 0), (False, None, 0)]
 
 
 def test_ports_of_trials_lie_below_those_of_outgoing_connections():

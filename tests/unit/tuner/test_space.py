@@ -24,8 +24,60 @@ def test_knobs_that_change_answers_are_turned_only_where_they_are_listed():
 
 
 def test_what_the_planner_decides_is_never_a_knob():
-    left = {"memory_ratio", "expert_load", "cpu_layers", "max_running_requests"}
+    left = {"memory_ratio", "expert_load", "cpu_layers"}
     assert names_of(make_recipe()) & left == set()
+
+
+def test_requests_beyond_the_workloads_are_the_engines_default_and_nothing_that_a_search_tries():
+    space = make_space(make_request(make_recipe(), make_machine(make_gpu(8, 7.6))), get_adapter("freetoken"))
+    knob = space["max_running_requests"]
+    assert (knob.choices, knob.values(), knob.clip(4)) == ((1, 4), (1,), 4)
+    load = {"name": "s", "prompt_tokens": 500, "output_tokens": 100, "concurrency": 6}
+    assert "max_running_requests" not in names_of(make_recipe(workload=load))
+    assert "max_running_requests" not in names_of(make_recipe(settings={"max_running_requests": 2}))
+    assert "max_running_requests" not in names_of(make_recipe("native"))
+
+
+def make_h200_site(free_gib):
+    gpu = make_gpu(139.8, free_gib, compute_capability="9.0", sm_count=132)
+    request = make_request(make_recipe(), make_machine(gpu, ram_gib=128))
+    adapter = get_adapter("freetoken")
+    return PlannedSite(request, adapter, make_space(request, adapter))
+
+
+def test_the_engines_default_is_what_it_gives_itself_without_flags():
+    """On a GPU held to 8 GiB it took 1,366 slots (tests/fixtures/freetoken/recordings.json, `default8`)."""
+    site = make_h200_site(8.0)
+    point = site.default_point()
+    told = {"strategy": "offload", "prefill_chunk_tokens": 8192, "max_running_requests": 4, "embed_on_host": False}
+    assert told.items() <= point.items()
+    assert point["expert_slots"] == pytest.approx(1366, abs=5)
+    own = site.own_verdict(point)
+    assert own is not None
+    assert (own.slots, own.missing_bytes) == (point["expert_slots"], 0)
+    # By plan it does not hold a full chunk, which is for the workload to find out.
+    assert site.forecast(point).missing_bytes > 0
+    # Of another hour, with a little more memory free, it is still the default; with one knob turned it is not.
+    assert site.own_verdict({**point, "expert_slots": point["expert_slots"] + 20}) == own
+    assert site.own_verdict({**point, "expert_slots": point["expert_slots"] + 200}) is None
+    assert site.own_verdict({**point, "max_running_requests": 1}) is None
+
+
+def test_a_default_that_its_own_rule_refuses_is_refused_in_its_words():
+    """Held to 6 GiB it said: needs 1080033280 B > budget 670302208 B."""
+    site = make_h200_site(6.0)
+    own = site.own_verdict(site.default_point())
+    assert own is not None
+    assert own.words.startswith("cache budget too small: minimum plan (moe=512 slots, kv=8192 pages) needs 1080033280")
+    assert own.missing_bytes == pytest.approx(1_080_033_280 - 670_302_208, abs=16 << 20)
+
+
+def test_an_engine_without_a_rule_of_its_own_has_the_planners_slots():
+    load = {"name": "s", "prompt_tokens": 500, "output_tokens": 100}
+    request = make_request(make_recipe("native", workload=load), make_machine(make_gpu(8, 7.6), ram_gib=64))
+    adapter = get_adapter("native")
+    site = PlannedSite(request, adapter, make_space(request, adapter))
+    assert site.own_verdict(site.default_point()) is None
 
 
 def test_kv_is_never_below_the_workloads_need():
