@@ -11,7 +11,7 @@ pip="python3 -m pip install -q --no-deps --no-index --no-compile --target"
 [ -d /tmp/ours ] || $pip /tmp/ours "${WHEELS:-.whl}"/*.whl
 [ -d /tmp/site ] || $pip /tmp/site "${ENGINE:-.eng}"/*.whl
 export PYTHONPATH=/tmp/ours:$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 TMPDIR=/tmp
-export FT_STATE=/tmp/ft-up/state FT_RUNTIME_DIR=/tmp/ft-up/run
+export FT_STATE=${FT_STATE:-/tmp/ft-up/state} FT_RUNTIME_DIR=${FT_RUNTIME_DIR:-/tmp/ft-up/run}
 ft="python3 -m freetoken"
 say() { echo "== $(( $(date +%s) - began )) s: $*"; }
 mkdir -p $FT_STATE

@@ -37,6 +37,7 @@ DEFAULTS = {
     "free_gib": 7.6,  # of the card, before the start
     "ballast_gib": 0.0,  # taken by others behind the planner's back: a start beyond what is left is out of memory
     "most_slots": None,  # more slots than this are out of memory at the start alone
+    "itl_s": 0.0,  # between two tokens
     "most_tokens": None,  # a longer prompt is out of memory in the prefill
     "rebuilds": [],  # answers of the next rebuilds, whatever is asked
     "rebuild_s": 0.0,  # a `timeout` is over after this
@@ -114,7 +115,7 @@ class Engine:
         self.requests: list[dict] = []
         self.clock_skew_s = 0.0
         self.ready_at = 0.0
-        self.is_generating = False
+        self.is_generating, self.words = False, 1
         self.server: ThreadingHTTPServer | None = None
 
     # -- the log
@@ -383,8 +384,11 @@ class Handler(BaseHTTPRequestHandler):
         self.begin_stream()
         for index in range(count):
             finish = "length" if index == count - 1 else None
-            choice = {"index": 0, "text": "word ", "finish_reason": finish}
-            self.send_chunk({"text": "word "} if is_plain else {"id": "1", "choices": [choice]})
+            word = f"w{self.engine.words:x} "  # no two are alike: a measurement of a stuck model does not count
+            self.engine.words = (self.engine.words * 48271 + 11) % 2147483647
+            choice = {"index": 0, "text": word, "finish_reason": finish}
+            time.sleep(self.engine.scenario["itl_s"])
+            self.send_chunk({"text": word} if is_plain else {"id": "1", "choices": [choice]})
         if body.get("stream_options", {}).get("include_usage"):
             self.send_chunk({"id": "1", "choices": [], "usage": usage})
         return self.end_stream()
