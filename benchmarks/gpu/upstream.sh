@@ -23,7 +23,7 @@ Y
 say "prepared"
 $ft probe 2>&1 | head -30
 # Headroom by the card that is emulated: `server` is a share of the GPU that is really there.
-apply() { timeout 420 python3 benchmarks/gpu/apply.py --model /tmp/deep --set headroom="${HEADROOM:-150MiB}" ${FT:+--ft "$FT"} --out "$out/apply.jsonl" "$@" 2>&1 | cut -c1-2200; }
+apply() { timeout 420 python3 benchmarks/gpu/apply.py --model /tmp/deep --set headroom="${HEADROOM:-150MiB}" --set serve.port="${PORT:-1919}" ${FT:+--ft "$FT"} --out "$out/apply.jsonl" "$@" 2>&1 | cut -c1-2200; }
 logs() { for one in $(ls -dt $FT_STATE/runs/*/ | head -${1:-1}); do echo "-- $one"; tail -12 "$one/engine.log" | cut -c1-220; done; }
 hold() { python3 benchmarks/gpu/hold.py --free-gib "$1" > "$out/hold.log" & holder=$!; sleep 6; cat "$out/hold.log"; }
 for step in "$@"; do
@@ -35,7 +35,8 @@ for step in "$@"; do
            --bench "--workload agent-8k --repeats 1 --limit 60s"; logs ;;
     oom) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --less-mib "${LESS_MIB:-900}" --steps oom,status,stop; logs 3 ;;
     tune) (setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > /tmp/hold.log 2>&1 &); sleep 6; cat /tmp/hold.log
-      $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --set headroom="${HEADROOM:-150MiB}" --workload "${WORKLOAD:-agent-8k}" \
+      $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --set headroom="${HEADROOM:-150MiB}" \
+        --workload "${WORKLOAD:-agent-8k}" \
         --budget "${MINUTES:-20}m" --starts 8 --detach ${TUNE_SET:-} 2>&1 | tail -20 ;;
     wait) ends=$(( $(date +%s) + ${WAIT_S:-480} ))
       while [ "$(date +%s)" -lt $ends ] && $ft tune --status 2>&1 | tee "$out/status.txt" | grep -q running; do sleep 10; done
