@@ -34,7 +34,7 @@ for step in "$@"; do
     six) apply --recipe recipes/qwen3.6-35b-a3b-6gb.yaml --free-gib 6 --steps start,status,speed,stop \
            --bench "--workload agent-8k --repeats 1 --limit 60s"; logs ;;
     oom) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --less-mib "${LESS_MIB:-900}" --steps oom,status,stop; logs 3 ;;
-    tune) (setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > /tmp/hold.log 2>&1 &); sleep 6; cat /tmp/hold.log
+    tune) (setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > "$out/hold.log" 2>&1 &); sleep 6; cat "$out/hold.log"
       $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --set headroom="${HEADROOM:-150MiB}" \
         --workload "${WORKLOAD:-agent-8k}" \
         --budget "${MINUTES:-20}m" --starts 8 --detach ${TUNE_SET:-} 2>&1 | tail -20 ;;

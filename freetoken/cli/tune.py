@@ -90,9 +90,10 @@ def command(
     """Find the fastest setting that really fits this machine, and prove it.
 
     The engine's own default is measured first, then what the cost model predicts, then one knob at a time; the winner
-    is held against the default on prompts that the search has not seen. Only a confirmed gain is written as
-    NAME.tuned.yaml and taken up by `ft apply`; else the default stays. RECIPE may be left out where one deployment
-    runs. What runs under the recipe's name is ended for the study and started again after it.
+    is held against the default on prompts that the search has not seen. A confirmed gain, or what runs where the
+    default does not, is written as NAME.tuned.yaml and taken up by `ft apply`; else the default stays. RECIPE may be
+    left out where one deployment runs. What runs under the recipe's name is ended for the study and started again
+    after it.
 
     The budget holds all of that. A start or a measurement that has begun is not cut short, so a budget for less than
     two settings and the four measurements of the confirmation proves nothing or is exceeded; the result says so.
