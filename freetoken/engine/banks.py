@@ -1,12 +1,15 @@
 """Where experts are that sit in no slot: all records in host RAM, or the checkpoint itself.
 
 A bank in RAM is filled once by parallel readers, a layer at a time, and page-locked layer by layer when a GPU will
-read it: a driver that refuses to lock more (WSL, memlock) costs speed and a note, never the start.
+read it: a driver that refuses to lock more (WSL, memlock) costs speed and a note, never the start. The locks of a bank
+that is dropped without `close` go before its memory does: a lock that outlives its mapping would fall on whatever is
+mapped there next.
 """
 
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +24,8 @@ from freetoken.errors import FtError
 Progress = Callable[[str, int, int], None]
 _READERS = 8
 _READ_CHUNK_BYTES = 32 << 20
+#: What `cudaHostRegister` answers for memory that it holds for locked already.
+_ALREADY_LOCKED = 712
 
 
 class Bank:
@@ -79,6 +84,8 @@ class RamBank(Bank):
         self._blocks: list[torch.Tensor] = []
         self._maps: list[mmap.mmap] = []
         self._locked: list[int] = []
+        # Called before the blocks and their mappings go; the list is all that it holds of the bank.
+        weakref.finalize(self, _unlock, self._locked).atexit = False
         total = sum(self.experts * layout.nbytes for layout in self.layouts)
         try:
             for layer in range(len(self.layouts)):
@@ -108,16 +115,14 @@ class RamBank(Bank):
 
     def _lock(self, layer: int, total: int, note: Callable[[str], None]) -> bool:
         block = self._blocks[layer]
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)
-        if int(error) == 0:
+        error = _register(block.data_ptr(), block.numel())
+        if error == 0:
             self._locked.append(block.data_ptr())
             self.pinned_bytes += block.numel()
             return True
-        _clear_cuda_error(block)
         note(
             f"the driver locks {units.format_bytes(self.pinned_bytes)} of {units.format_bytes(total)} of experts in "
-            f"RAM and refused more (CUDA error {int(error)}): copies from the rest are slower"
+            f"RAM and refused more (CUDA error {error}): copies from the rest are slower"
         )
         return False
 
@@ -134,18 +139,42 @@ class RamBank(Bank):
     def close(self) -> None:
         """Unlock and free all blocks."""
         super().close()
-        for address in self._locked:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostUnregister(address)
-        self._locked, self._blocks = [], []
+        _unlock(self._locked)
+        self._blocks = []
         self._maps = []  # unmapped once the last view of a block is gone
         self.nbytes = self.pinned_bytes = 0
 
 
-def _clear_cuda_error(block: torch.Tensor) -> None:
+def _register(address: int, size: int) -> int:
+    """Page-lock a block that was just mapped; a CUDA error code, 0 where it is locked."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(runtime.cudaHostRegister(address, size, 0))
+    if error == _ALREADY_LOCKED:  # by whoever had this address before, and gave the memory back but not the lock
+        _clear_cuda_error()
+        runtime.cudaHostUnregister(address)
+        error = int(runtime.cudaHostRegister(address, size, 0))
+    if error != 0:
+        _clear_cuda_error()
+    return error
+
+
+def _unlock(addresses: list[int]) -> None:
+    """Unlock all blocks and empty the list."""
+    if not addresses:
+        return
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    try:
+        torch.cuda.synchronize()  # no copy may be on its way from what is unlocked
+    except RuntimeError:
+        pass  # a lost context: there is nothing on its way any more
+    while addresses:
+        runtime.cudaHostUnregister(addresses.pop())
+
+
+def _clear_cuda_error() -> None:
     """A refused lock stays behind as the runtime's last error, and the next launch would be blamed for it."""
     try:
-        block[:1, :1].to("cuda").add_(1)
+        torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
     except RuntimeError:
         pass
