@@ -6,40 +6,34 @@ starts the copies, while the one before keeps the GPU busy. A linear layer's sta
 their addresses on the device, so one set of graphs serves all sequences, and nothing is copied when another sequence
 has its turn.
 
-A graph is compared with the same step run without it before it counts; the first failure of any kind turns all graphs
-off, with a sentence in the log, and steps go on without. A graph reads only what was alive when it was captured: its
+They are captured by a step after the load that no request waits for, and anew after a resize. A graph is compared with
+the same step run without it before it counts; the first failure of any kind turns all graphs off, with a sentence in
+the log, and steps go on without. A graph reads only what was alive when it was captured: its
 inputs are kept, and what is given later at another address is copied to them first. Whole steps as one graph were set
 aside: experts that are in no slot need the host.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
-import inspect
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
 
-from freetoken.engine.compute import run_pairs
+from freetoken import units
+from freetoken.engine.decode_layers import Layer, Tensors, find_layer
 from freetoken.engine.experts import ExpertRuntime
-from freetoken.engine.fast_modules import (
-    DeltaNet,
-    FastModules,
-    MoeBlock,
-    check_close,
-    find_attention,
-    noise,
-    stand_in,
-)
+from freetoken.engine.fast_modules import FastModules, MismatchError, check_close, first_line
 from freetoken.engine.kernels import decode
+from freetoken.engine.rehearsal import check_layers
 
 log = logging.getLogger("freetoken.engine")
-Tensors = tuple[torch.Tensor, ...]
+#: VRAM that what graphs compute may hold; the planner sets 48 MiB aside, in which their stream's work space is too.
+#: A few MiB are usual; only experts without kernels, which are unpacked in between, hold more.
+_MOST_BYTES = 40 << 20
 
 
 class DecodeGraphs:
@@ -50,13 +44,18 @@ class DecodeGraphs:
         #: Why there are no graphs any more; None while all is well.
         self.problem: str | None = None
         self.captured_count = self.replayed_count = 0
+        #: VRAM that was taken for what graphs compute.
+        self.held_bytes = 0
+        self._is_rehearsing = False
+        #: Whether something was left uncaptured in this step. Graphs share memory, and what one has freed is another's
+        #: only as long as they run in the order of their capture: what follows waits for a later step.
+        self._has_gap = False
         self._cache_id: int | None = None
         self._records: object = None
         self._rows = {layer: row for row, layer in enumerate(one for one in layers if one.delta is not None)}
         self._addresses: list[int] = []
         self._kept: dict[int, torch.Tensor] = {}  # outputs of graphs by address: alive, so never anything else
-        self._angles: Tensors = ()
-        self._angles_given: Tensors = ()
+        self._angles: dict[object, tuple[Tensors, Tensors]] = {}  # by shapes: kept, and what they were copied from
         self._open()
 
     def _open(self) -> None:
@@ -72,19 +71,19 @@ class DecodeGraphs:
             self._chosen_at = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @classmethod
-    def install(cls, model: Any, runtime: ExpertRuntime, found: FastModules) -> DecodeGraphs | None:
-        """Give the model's layers a forward that replays graphs; None where its layers are of an unknown kind."""
-        layers = [layer for module in model.modules() if (layer := find_layer(module, found)) is not None]
-        if any(layer.delta for layer in layers) and not cls.can_run_delta_nets(runtime.device):
-            return None
-        if len(layers) != len(runtime.layouts):
-            log.info("decode steps are not replayed as graphs: %d of %d layers fit", len(layers), len(runtime.layouts))
-            return None
+    def install(
+        cls, model: Any, runtime: ExpertRuntime, found: FastModules, note: Callable[[str], None]
+    ) -> DecodeGraphs | None:
+        """Give the model's layers a forward that replays graphs; where they cannot be cut, None and a sentence."""
         try:
-            for one in {layer.delta is not None: layer for layer in layers}.values():
-                _check_either_way(model, one, layers, runtime.device)
+            layers = [layer for module in model.modules() if (layer := find_layer(module, found)) is not None]
+            if any(layer.delta for layer in layers) and not cls.can_run_delta_nets(runtime.device):
+                raise MismatchError("the kernel `delta_step`, which finds states by their addresses, is not taken")
+            if len(layers) != len(runtime.layouts):
+                raise MismatchError(f"{len(layers)} of {len(runtime.layouts)} layers are of a known kind")
+            check_layers(model, layers, runtime.device, note)
         except Exception as error:
-            log.info("decode steps are not replayed as graphs: %s", error)
+            note(f"decode steps are not replayed as graphs, which is slower: {first_line(error)}")
             return None
         # The inference mode of all who use them: what is made here is changed there.
         with torch.inference_mode():
@@ -109,7 +108,7 @@ class DecodeGraphs:
         for layer in self.layers:
             layer.segments.clear()
         self._kept.clear()
-        self.captured_count = 0
+        self.captured_count = self.held_bytes = 0
         if self._stream is not None:
             self._pool = torch.cuda.graph_pool_handle()
 
@@ -118,9 +117,19 @@ class DecodeGraphs:
         self.problem = self.problem or problem
         self.reset()
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Steps within count nowhere, and bring experts to slots that go on to be free."""
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+            self.replayed_count = 0
+
     def begin(self, cache: Any, dtype: torch.dtype) -> bool:
         """Look at what the coming step's graphs will reach: the states of `cache`, and where experts lie."""
-        self._cache_id = None
+        self._cache_id, self._has_gap = None, False
         if self.problem is not None or cache is None or not torch.is_inference_mode_enabled():
             return False
         addresses = []
@@ -130,6 +139,8 @@ class DecodeGraphs:
             if states is None:
                 return False
             addresses += [states[0].data_ptr(), states[1].data_ptr()]
+        if any(address % 16 for address in addresses):
+            return False  # the kernel is told that they are not
         records = self.runtime.decode_records_key()
         if records != self._records:
             self.reset()
@@ -145,15 +156,16 @@ class DecodeGraphs:
         return self.problem is None and self._cache_id is not None and self._cache_id == id(cache)
 
     def keep_angles(self, given: Tensors) -> Tensors:
-        """The rotary cosines and sines of a step where graphs find them; they are the same in all its layers."""
-        if len(self._angles) != len(given):
-            self._angles = tuple(one.clone() for one in given)
-            self._angles_given = ()
-        if self._angles_given is not given:
-            for kept, one in zip(self._angles, given, strict=True):
-                kept.copy_(one)
-            self._angles_given = given
-        return self._angles
+        """The rotary cosines and sines of a step where graphs find them; most models have the same in all layers."""
+        shapes = tuple((one.shape, one.dtype) for one in given)
+        kept, last = self._angles.get(shapes, (None, None))
+        if kept is None:
+            kept = tuple(one.clone() for one in given)
+        elif last is not given:
+            for one, fresh in zip(kept, given, strict=True):
+                one.copy_(fresh)
+        self._angles[shapes] = kept, given
+        return kept
 
     def row(self, layer: Layer) -> torch.Tensor:
         """The addresses of a linear layer's states."""
@@ -169,7 +181,7 @@ class DecodeGraphs:
         if needs_choice:
             self._chosen.copy_(choice.view(-1), non_blocking=True)
             if self._chosen_at is not None:
-                self._chosen_at.record()
+                self._chosen_at.record(torch.cuda.current_stream(runtime.device))
         shared = self.run(layer, "shared", layer.share, (flat,)) if layer.block.has_shared else ()
         number = layer.expert_layer
         if runtime.decode_records(number) is None:
@@ -180,13 +192,14 @@ class DecodeGraphs:
             if self._chosen_at is not None:
                 self._chosen_at.synchronize()  # all that ran before the router has ended: no slot is in use
             chosen = self._chosen.numpy().copy()[None]
-            placed = runtime.place(number, chosen)
+            placed = (runtime.lend if self._is_rehearsing else runtime.place)(number, chosen)
             if placed is None:
+                self._has_gap = True
                 routed = runtime.decode_placed(number, chosen, flat, scores)
                 return layer.add(hidden, routed.to(flat.dtype), shared)
             runtime.upload(placed, self._slots)
             slots = self._slots
-        else:
+        elif not self._is_rehearsing:
             runtime.count_decode(choice.shape[-1])
         return self.run(layer, "routed", layer.route_through, (slots, flat, scores, hidden, *shared))[0]
 
@@ -199,6 +212,8 @@ class DecodeGraphs:
         if self.problem is not None:
             return function(*inputs)
         segment = layer.segments.get(name)
+        if segment is None and self._has_gap:
+            return function(*inputs)
         if segment is None:
             return self._capture(layer, name, function, inputs, mutable)
         graph, static, outputs = segment
@@ -218,20 +233,26 @@ class DecodeGraphs:
             self._synchronize()
             with self._beside():
                 right = function(*static)  # compiles what is to be compiled, and says what is right
-                changed = [tensor.clone() for tensor in mutable]
-                for tensor, before in zip(mutable, saved, strict=True):
-                    tensor.copy_(before)
+            self._synchronize()
+            changed = [tensor.clone() for tensor in mutable]
+            if not all(bool(one.isfinite().all()) for one in (*right, *changed)):
+                self._has_gap = True  # nothing can be compared with that, which is no graph's fault
+                return right
+            _restore(mutable, saved)
+            before_bytes = self._reserved_bytes()
             graph, outputs = self._record(function, static)
+            self.held_bytes += self._reserved_bytes() - before_bytes
+            if self.held_bytes > _MOST_BYTES:
+                raise MemoryError(f"they hold {units.format_bytes(self.held_bytes)} of VRAM, more than is set aside")
             graph.replay()
             self._synchronize()
             for got, wanted in zip((*outputs, *mutable), (*right, *changed), strict=True):
                 check_close(got, wanted, f"a graph ({name} of layer {layer.number})")
         except Exception as error:
-            self.turn_off(f"{type(error).__name__}: {error}".splitlines()[0])
-            log.warning("decode steps are replayed as graphs no more: %s", self.problem)
+            self.turn_off(f"{type(error).__name__}: {first_line(error)}")
+            log.warning("decode steps are replayed as graphs no more, which is slower: %s", self.problem)
             self._synchronize()
-            for tensor, before in zip(mutable, saved, strict=True):
-                tensor.copy_(before)
+            _restore(mutable, saved)
             return function(*inputs)
         layer.segments[name] = (graph, static, outputs)
         self._kept.update((one.data_ptr(), one) for one in outputs)
@@ -266,8 +287,22 @@ class DecodeGraphs:
         """Within, work goes to the stream that captures."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def _reserved_bytes(self) -> int:
+        return 0 if self._stream is None else torch.cuda.memory_reserved(self.runtime.device)
+
     def _is_kept(self, tensor: torch.Tensor) -> bool:
-        return any(tensor is one for one in (self._slots, *self._angles)) or tensor.data_ptr() in self._kept
+        """Whether a tensor lies where it will lie in every step, and is alive as long as the graphs are."""
+        if tensor is self._slots or any(tensor is one for kept, _ in self._angles.values() for one in kept):
+            return True
+        known = self._kept.get(tensor.data_ptr())
+        return known is not None and (known.shape, known.stride(), known.dtype) == (
+            tensor.shape, tensor.stride(), tensor.dtype,
+        )  # fmt: skip
+
+
+def _restore(tensors: Tensors, values: list[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def _end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
@@ -277,146 +312,3 @@ def _end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
             end()
         except Exception as error:
             log.debug("a failed capture's end: %s", error)
-
-
-class Layer:
-    """A decoder layer: norm, mixer, residual, norm, experts, residual; the mixer is a delta net or attention."""
-
-    graphs: DecodeGraphs
-    number: int
-
-    def __init__(self, module: Any, delta: DeltaNet | None, block: MoeBlock) -> None:
-        self.module, self.delta, self.block = module, delta, block
-        self.attention = None if delta is not None else find_attention(module.self_attn)
-        self.original: Callable[..., Any] = module.forward
-        self.experts = block.module.experts
-        self.expert_layer: int = self.experts.ft_layer
-        self.segments: dict[str, tuple[Any, Tensors, Tensors]] = {}
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """One token of one sequence by graphs, anything else by the module's own forward."""
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        graphs = self.graphs
-        if args or hidden_states.shape[:2] != (1, 1) or not graphs.runtime.is_decoding(1):
-            return self.original(hidden_states, *args, **kwargs)
-        is_open = graphs.begin(cache, hidden_states.dtype) if self.number == 0 else graphs.is_open_for(cache)
-        if not is_open or (self.delta is not None and kwargs.get("attention_mask") is not None):
-            return self.original(hidden_states, **kwargs)
-        if self.delta is None:
-            mixed = self.attend(hidden_states, kwargs)
-        else:
-            states = self.delta.states_in(cache, hidden_states.dtype, 1) if "mixer" not in self.segments else None
-            mixed = graphs.run(self, "mixer", self.mix, (hidden_states,), states or ())
-        return graphs.run_experts(self, mixed)
-
-    def attend(self, hidden: torch.Tensor, kwargs: dict[str, Any]) -> Tensors:
-        """As `mix`, for a layer with attention."""
-        graphs, attention = self.graphs, self.attention
-        if attention is None:
-            found = self.module.self_attn(hidden_states=self.module.input_layernorm(hidden), **kwargs)
-            return graphs.run(self, "router", self.after_mixer, (hidden, found[0]))
-        angles = graphs.keep_angles(kwargs["position_embeddings"])
-        query, key, value, *gate = graphs.run(self, "query", self.project, (hidden, *angles))
-        out = attention.attend(query, key, value, kwargs)
-        return graphs.run(self, "router", self.after_attention, (hidden, out, *gate))
-
-    def project(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
-        """Query, key, value, maybe a gate."""
-        assert self.attention is not None
-        return self.attention.project(self.module.input_layernorm(hidden), cos, sin)
-
-    def after_attention(self, hidden: torch.Tensor, out: torch.Tensor, *gate: torch.Tensor) -> Tensors:
-        """From what was attended to the router."""
-        assert self.attention is not None
-        return self.after_mixer(hidden, self.attention.finish(out, *gate))
-
-    def mix(self, hidden: torch.Tensor, states: decode.States | None = None) -> Tensors:
-        """Up to the router of a linear layer; states are those in the table where none are given."""
-        assert self.delta is not None
-        normed = self.module.input_layernorm(hidden)
-        return self.after_mixer(hidden, self.delta.step(normed, self.graphs.row(self) if states is None else states))
-
-    def after_mixer(self, hidden: torch.Tensor, mixed: torch.Tensor) -> Tensors:
-        """(residual, what the experts see [1, hidden], scores, choice)."""
-        hidden = hidden + mixed
-        flat = self.module.post_attention_layernorm(hidden).view(1, -1)
-        return hidden, flat, *self.block.route(flat)
-
-    def share(self, flat: torch.Tensor) -> Tensors:
-        """The shared expert and its gate."""
-        return self.block.share(flat) or ()
-
-    def route_through(
-        self, slots: torch.Tensor, flat: torch.Tensor, scores: torch.Tensor, hidden: torch.Tensor, *shared: torch.Tensor
-    ) -> Tensors:
-        """The routed experts from where they lie on the device, and all that follows."""
-        runtime, number = self.graphs.runtime, self.expert_layer
-        records = runtime.decode_records(number)
-        assert records is not None
-        routed = run_pairs(runtime.modules[number], runtime.layouts[number], records, slots, flat, scores)
-        return (self.add(hidden, routed.to(flat.dtype), shared),)
-
-    def add(self, hidden: torch.Tensor, routed: torch.Tensor, shared: Tensors) -> torch.Tensor:
-        """The layer's answer."""
-        both = (shared[0], shared[1]) if shared else None
-        return hidden + self.block.combine(routed, both).view_as(hidden)
-
-
-def _check_either_way(model: Any, layer: Layer, layers: list[Layer], device: torch.device) -> None:
-    """As `check_layer`; where an attention cut in three is wrong, it stays whole in all layers."""
-    try:
-        check_layer(model, layer, device)
-    except Exception as error:
-        if layer.attention is None:
-            raise
-        log.info("attention is not replayed as graphs: %s", error)
-        for one in layers:
-            one.attention = None
-        check_layer(model, layer, device)
-
-
-def find_layer(module: Any, found: FastModules) -> Layer | None:
-    """`module` as a decoder layer, None where it is none or not of the known kind."""
-    parts = {name for name, _ in module.named_children()}
-    block = found.blocks.get(id(getattr(module, "mlp", None)))
-    for mixer in ("linear_attn", "self_attn"):
-        if parts == {"input_layernorm", mixer, "post_attention_layernorm", "mlp"} and block is not None:
-            delta = found.deltas.get(id(getattr(module, mixer)))
-            return Layer(module, delta, block) if (mixer == "linear_attn") == (delta is not None) else None
-    return None
-
-
-@torch.inference_mode()
-def check_layer(model: Any, layer: Layer, device: torch.device) -> None:
-    """Raises where a layer's steps, one after the other, do not add up to its own forward."""
-    config, width = model.config, layer.module.post_attention_layernorm.weight.shape[0]
-    dtype = layer.module.post_attention_layernorm.weight.dtype
-    rotary = next(module.rotary_emb for module in model.modules() if hasattr(module, "rotary_emb"))
-    cache = DynamicCache(config=config)
-    name = "cache" if "cache" in inspect.signature(layer.original).parameters else "past_key_values"
-
-    def arguments(hidden: torch.Tensor, start: int, cache: Any) -> dict[str, Any]:
-        positions = torch.arange(start, start + hidden.shape[1], device=device).unsqueeze(0)
-        return {"position_embeddings": rotary(hidden, positions), "position_ids": positions, name: cache,
-                "attention_mask": None}  # fmt: skip
-
-    prompt, token = noise(1, 5, width, device=device, dtype=dtype), noise(1, 1, width, device=device, dtype=dtype)
-    with stand_in(layer.block.module):
-        layer.original(prompt, **arguments(prompt, 0, cache))
-        mine = copy.deepcopy(cache)
-        right = layer.original(token, **arguments(token, 5, cache))
-        if layer.delta is not None:
-            mixed = layer.mix(token, layer.delta.states_in(mine, dtype, 1))
-        elif layer.attention is not None:
-            given = arguments(token, 5, mine)
-            query, key, value, *gate = layer.project(token, *given["position_embeddings"])
-            mixed = layer.after_attention(token, layer.attention.attend(query, key, value, given), *gate)
-        else:
-            found = layer.module.self_attn(
-                hidden_states=layer.module.input_layernorm(token), **arguments(token, 5, mine)
-            )
-            mixed = layer.after_mixer(token, found[0])
-        hidden, flat, scores, choice = mixed
-        shared = layer.share(flat) if layer.block.has_shared else ()
-        got = layer.add(hidden, layer.experts(flat, choice, scores), shared)
-    check_close(got, right, f"layer {type(layer.module).__name__} by its parts")

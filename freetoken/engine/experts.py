@@ -134,6 +134,10 @@ class ExpertRuntime:
         """
         raise NotImplementedError
 
+    def lend(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """As `place`, for one token of a step that counts nowhere: afterwards no slot counts as filled."""
+        raise NotImplementedError
+
     def decode_placed(
         self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:

@@ -56,7 +56,7 @@ def install(model: Any, device: torch.device, dtype: torch.dtype) -> FastModules
             try:
                 fast = make(module, model.config, device, dtype)
             except Exception as error:
-                found.notes.append(f"`{name}` keeps its own forward: {_first_line(error)}")
+                found.notes.append(f"`{name}` keeps its own forward: {first_line(error)}")
                 continue
             if fast is None:
                 continue
@@ -70,7 +70,8 @@ def install(model: Any, device: torch.device, dtype: torch.dtype) -> FastModules
     return found
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without what follows for who wrote the program."""
     return str(error).strip().splitlines()[0] if str(error) else repr(error)
 
 

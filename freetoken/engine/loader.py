@@ -30,6 +30,7 @@ from freetoken.engine.experts import ExpertRuntime
 from freetoken.engine.files import CheckpointFiles
 from freetoken.engine.kernels import decode, packed
 from freetoken.engine.linears import HostEmbedding, PackedLinear
+from freetoken.engine.rehearsal import rehearse
 from freetoken.engine.strategies import CpuExperts, FusedExperts, OffloadExperts
 from freetoken.errors import BadFileError, DoesNotFitError, UsageError
 
@@ -362,10 +363,27 @@ def _quicken(
         found = fast_modules.install(model, device, dtype)
         notes.extend(found.notes)
         log.info("decode steps of few launches: %s", found.describe())
-        return DecodeGraphs.install(model, experts, found) if config.decode_graphs == "auto" else None
+        return _make_graphs(model, experts, found, notes) if config.decode_graphs == "auto" else None
     except Exception as error:  # nothing that only makes it faster may keep a model from being served
         notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
         return None
+
+
+def _make_graphs(
+    model: Any, experts: ExpertRuntime, found: fast_modules.FastModules, notes: list[str]
+) -> DecodeGraphs | None:
+    graphs = DecodeGraphs.install(model, experts, found, notes.append)
+    if graphs is None:
+        return None
+    rehearse(model, graphs)
+    if graphs.problem is not None:
+        notes.append(f"decode steps are not replayed as graphs, which is slower: {graphs.problem}")
+    elif not graphs.captured_count:
+        notes.append("decode steps are not replayed as graphs so far: at the load none could be captured")
+    else:
+        held = units.format_bytes(graphs.held_bytes)
+        log.info("decode steps are replayed as %d graphs, which hold %s of VRAM", graphs.captured_count, held)
+    return graphs
 
 
 # ---------------------------------------------------------------------- memory

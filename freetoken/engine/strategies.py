@@ -93,6 +93,10 @@ class FusedExperts(ExpertRuntime):
         self._count(layer, np.unique(chosen).tolist())
         return chosen.astype(np.int32)
 
+    def lend(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """An expert's record has its number."""
+        return chosen.astype(np.int32)
+
     def upload(self, values: npt.NDArray[np.int32], target: torch.Tensor) -> None:
         """Waits, as a trace does not mind."""
         target.copy_(torch.from_numpy(values))
@@ -242,6 +246,15 @@ class OffloadExperts(ExpertRuntime):
             return None
         self._bring(layer, batches[0])
         return self._slots_of(batches[0], chosen)
+
+    def lend(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
+        """The first slots, whatever they held."""
+        if len(self._table):
+            self._forget()
+        experts = np.unique(chosen)
+        self._fetcher.fetch(layer, experts.tolist(), range(experts.size), self._pool)
+        self._fetcher.join()
+        return np.searchsorted(experts, chosen).astype(np.int32)
 
     def decode_placed(
         self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from transformers import DynamicCache
 
 from freetoken.engine import fast_modules
 from freetoken.engine.config import EngineConfig
-from freetoken.engine.decode_graphs import DecodeGraphs, Layer, Tensors
+from freetoken.engine.decode_graphs import DecodeGraphs
+from freetoken.engine.decode_layers import Layer, Tensors
 from freetoken.engine.loader import LoadedModel, load_model
+from freetoken.engine.rehearsal import rehearse
 from freetoken.engine.request import GenerationRequest
 from freetoken.engine.scheduler import Engine
+from freetoken.residency import HitCounters
 from tests.fakes.tiny_models import FAMILIES, TOP_K, make_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 LAYERS, SLOTS = 4, 12
+OPENED: list[LoadedModel] = []
 FAST = ("qwen3_moe", "qwen3_5_moe", "olmoe", "mixtral", "qwen3_5_moe_nvfp4")
 #: Norms, delta nets and expert blocks of each tiny model that get a forward of few launches.
 COUNTS = {
@@ -68,6 +73,13 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+@pytest.fixture(autouse=True)
+def closed_models() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 def needs_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
@@ -78,14 +90,18 @@ def open_model(folder: Path, family: str, dtype: str = "float32", **settings: An
     if not path.exists():
         make_tiny_checkpoint(path, family, dtype=getattr(torch, dtype))
     settings = {"strategy": "offload", "expert_slots": SLOTS, "device": "cpu"} | settings
-    return load_model(EngineConfig(model_path=path, dtype=dtype, **settings))
+    loaded = load_model(EngineConfig(model_path=path, dtype=dtype, **settings))
+    OPENED.append(loaded)
+    return loaded
 
 
 def open_in_steps(folder: Path, family: str, **settings: Any) -> tuple[LoadedModel, PlainGraphs]:
     loaded = open_model(folder, family, **settings)
     found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
-    graphs = PlainGraphs.install(loaded.model, loaded.experts, found)
-    assert isinstance(graphs, PlainGraphs)
+    notes: list[str] = []
+    graphs = PlainGraphs.install(loaded.model, loaded.experts, found, notes.append)
+    assert isinstance(graphs, PlainGraphs), notes
+    assert notes == []
     return loaded, graphs
 
 
@@ -144,6 +160,46 @@ def test_layers_cut_into_steps_answer_as_the_models_own(family: str, settings: d
     assert loaded.experts.counters() == plain.experts.counters()
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"strategy": "fused"}, {"strategy": "cpu"}, {"experts_from": "disk"}, {"expert_slots": TOP_K}]
+)
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "olmoe", "qwen3_5_moe_nvfp4"])
+def test_a_rehearsed_model_has_all_its_graphs_and_has_counted_nothing(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = open_model(tmp_path, family, **settings)
+    loaded, graphs = open_in_steps(tmp_path, family, **settings)
+    rehearse(loaded.model, graphs)
+    captured = graphs.captured_count
+    assert captured >= LAYERS
+    assert (graphs.problem, graphs.replayed_count, loaded.experts.counters()) == (None, 0, HitCounters())
+    assert difference(decode(loaded), decode(plain)) < 2e-5
+    assert (graphs.captured_count, graphs.replayed_count) == (captured, 8 * captured)
+    assert loaded.experts.counters() == plain.experts.counters()
+
+
+def test_a_rehearsal_that_fails_leaves_a_model_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no reading today")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loaded.experts, "lend", fail)
+        rehearse(loaded.model, graphs)
+    assert graphs.problem == "RuntimeError: no reading today"
+    assert difference(decode(loaded), right) < 2e-5
+
+
+def test_a_rehearsal_after_use_leaves_no_slot_that_claims_to_be_filled(tmp_path: Path) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+    decode(loaded, seed=3)
+    rehearse(loaded.model, graphs)
+    assert difference(decode(loaded), right) < 2e-5
+
+
 @pytest.mark.parametrize(("family", "is_cut"), [("qwen3_moe", 4), ("qwen3_5_moe", 2), ("mixtral", 4), ("olmoe", 0)])
 def test_attention_is_cut_where_its_parts_are_known(family: str, is_cut: int, tmp_path: Path) -> None:
     _, graphs = open_in_steps(tmp_path, family)
@@ -185,6 +241,92 @@ def test_what_does_not_agree_keeps_its_own_forward(tmp_path: Path, monkeypatch: 
     assert found.counts == {}
     assert len(found.notes) == 3
     assert torch.equal(decode(loaded), right)
+
+
+def test_layers_that_cannot_be_cut_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+
+    def install(family: str) -> DecodeGraphs | None:
+        loaded = open_model(tmp_path, family)
+        found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+        graphs = PlainGraphs.install(loaded.model, loaded.experts, found, notes.append)
+        changed = [name for name, module in loaded.model.model.layers.named_children() if "forward" in vars(module)]
+        assert changed == ([] if graphs is None else [str(number) for number in range(LAYERS)])
+        return graphs
+
+    assert install("gpt_oss") is None
+    assert "0 of 4 layers are of a known kind" in notes.pop()
+    with monkeypatch.context() as patched:
+        patched.setattr(Layer, "add", lambda layer, hidden, routed, shared: hidden)
+        assert install("qwen3_5_moe") is None
+        assert "layer Qwen3_5MoeDecoderLayer by its parts is off by" in notes.pop()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            fast_modules.Attention, "finish", lambda attention, out, *gate: attention.module.o_proj(out) * 2
+        )
+        graphs = install("qwen3_5_moe")
+        assert graphs is not None
+        assert not any(layer.attention for layer in graphs.layers)
+        assert "attention is not replayed as graphs" in notes.pop()
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainGraphs, "can_run_delta_nets", DecodeGraphs.can_run_delta_nets)
+        assert install("qwen3_5_moe") is None
+        assert "`delta_step`" in notes.pop()
+    assert notes == []
+
+
+def test_what_cannot_be_compared_waits_for_another_step(tmp_path: Path) -> None:
+    plain, (loaded, graphs) = open_model(tmp_path, "qwen3_5_moe"), open_in_steps(tmp_path, "qwen3_5_moe")
+    right = decode(plain)
+    embedding = loaded.model.get_input_embeddings()
+    row = embedding.weight[7].clone()
+    with torch.inference_mode():
+        run = Run(loaded)
+        embedding.weight[7] = torch.nan
+        with loaded.experts.decode():
+            logits = loaded.model(torch.tensor([[7]]), past_key_values=run.cache, use_cache=True).logits
+        embedding.weight[7] = row
+    assert logits.isnan().any()
+    assert (graphs.problem, graphs.captured_count) == (None, 0)
+    assert difference(decode(loaded), right) < 2e-5
+    assert graphs.captured_count > 0
+
+
+def test_nothing_is_captured_behind_a_gap(tmp_path: Path) -> None:
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_moe")
+    run, layer = Run(loaded), graphs.layers[0]
+    given = (torch.ones(3),)
+    with torch.inference_mode(), loaded.experts.decode():
+        assert graphs.begin(run.cache, torch.float32)
+        assert graphs.run(layer, "one", lambda one: (one + torch.nan,), given)[0].isnan().all()
+        assert torch.equal(graphs.run(layer, "two", lambda one: (one + 1,), given)[0], torch.full((3,), 2.0))
+        assert layer.segments == {}
+        assert graphs.begin(run.cache, torch.float32)
+        graphs.run(layer, "two", lambda one: (one + 1,), given)
+    assert list(layer.segments) == ["two"]
+
+
+def test_graphs_that_hold_too_much_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+    reserved = iter(range(0, 1 << 40, 3 << 20))
+    monkeypatch.setattr(graphs, "_reserved_bytes", lambda: next(reserved))
+    rehearse(loaded.model, graphs)
+    assert graphs.problem == "MemoryError: they hold 42.0 MiB of VRAM, more than is set aside"
+    assert difference(decode(loaded), right) < 2e-5
+
+
+def test_an_input_of_another_shape_at_a_kept_address_is_copied(tmp_path: Path) -> None:
+    _, graphs = open_in_steps(tmp_path, "qwen3_moe")
+    kept = torch.zeros(2, 6)
+    graphs._kept[kept.data_ptr()] = kept
+    assert graphs._is_kept(kept)
+    assert not any(graphs._is_kept(one) for one in (kept.view(3, 4), kept[:, :3], kept.view(torch.int32)))
+    one, two = (torch.zeros(1, 1, 8), torch.ones(1, 1, 8)), (torch.zeros(1, 1, 4), torch.ones(1, 1, 4))
+    first, second = graphs.keep_angles(one), graphs.keep_angles(two)
+    assert [tensor.shape[-1] for tensor in (*first, *second)] == [8, 8, 4, 4]
+    assert graphs.keep_angles((torch.ones(1, 1, 8), torch.zeros(1, 1, 8))) is first
+    assert bool(first[0].all())
 
 
 def test_a_cpu_keeps_the_models_own_forwards(tmp_path: Path) -> None:
@@ -288,12 +430,14 @@ def test_graphs_are_captured_and_answer_as_without_them(family: str, settings: d
     loaded = on_gpu(tmp_path, family, "auto", "bfloat16", **settings)
     got = decode(loaded)
     graphs = loaded.graphs
-    assert graphs is not None
+    assert graphs is not None, loaded.notes
     assert graphs.problem is None
+    assert [sentence for sentence in loaded.notes if "graphs" in sentence] == []
+    assert 0 < graphs.held_bytes <= 8 << 20
     per_layer = 1 + ("qwen3_5" in family) + (settings.get("strategy") != "cpu")
     attention = LAYERS // 2 if "qwen3_5" in family else LAYERS
     assert graphs.captured_count == LAYERS * per_layer + attention
-    assert graphs.replayed_count == 7 * graphs.captured_count
+    assert graphs.replayed_count == 8 * graphs.captured_count  # they were captured at the load
     assert difference(got, right) < 0.05
 
 
@@ -304,7 +448,7 @@ def test_graphs_serve_sequences_by_turns(tmp_path: Path) -> None:
     alone = [decode(loaded, 6, seed) for seed in (1, 2)]
     runs = [Run(loaded, seed) for seed in (1, 2)]
     by_turns = [[run.step() for run in runs] for _ in range(6)]
-    assert loaded.graphs is not None
+    assert loaded.graphs is not None, loaded.notes
     assert loaded.graphs.problem is None
     for number in range(2):
         assert difference(torch.stack([step[number] for step in by_turns]), alone[number]) < 1e-3
@@ -319,7 +463,7 @@ def test_graphs_survive_live_resizes(tmp_path: Path) -> None:
     for slots in (SLOTS, 6, 20):
         loaded.experts.resize(slots)
         got += [run.step() for _ in range(4)]
-    assert loaded.graphs is not None
+    assert loaded.graphs is not None, loaded.notes
     assert loaded.graphs.problem is None
     assert difference(torch.stack(got), right) < 1e-3
 
@@ -333,7 +477,8 @@ def test_a_failed_capture_turns_graphs_off_and_changes_no_answer(
     right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
     loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
     graphs, calls = loaded.graphs, []
-    assert graphs is not None
+    assert graphs is not None, loaded.notes
+    graphs.reset()
     record = graphs._record
 
     def fail(*arguments: Any) -> Any:
@@ -353,7 +498,8 @@ def test_a_wait_inside_a_capture_is_survived(tmp_path: Path) -> None:
     needs_gpu()
     right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
     loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
-    assert loaded.graphs is not None
+    assert loaded.graphs is not None, loaded.notes
+    loaded.graphs.reset()
     layer = loaded.graphs.layers[1]
     share = layer.share
     layer.share = lambda flat: (share(flat), flat.sum().item())[0]  # type: ignore[method-assign]
@@ -370,7 +516,7 @@ def test_the_engine_answers_the_same_requests_with_graphs(family: str, tmp_path:
     right = answer_requests(on_gpu(tmp_path, family, "off", **settings))
     loaded = on_gpu(tmp_path, family, "auto", **settings)
     got = answer_requests(loaded)
-    assert loaded.graphs is not None
+    assert loaded.graphs is not None, loaded.notes
     assert loaded.graphs.problem == "closed"
     assert loaded.graphs.replayed_count > 0
     assert got == right
