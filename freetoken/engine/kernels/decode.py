@@ -226,6 +226,8 @@ def self_test(
             scores, choice = kernel(logits, 6, is_normed)
             right, where = route(logits.cpu(), 6, is_normed)
             errors.append(_error(scores, right) if torch.equal(choice.cpu(), where) else float("inf"))
+            _, choice = kernel(logits * torch.nan, 6, is_normed)
+            errors.append(0.0 if bool(((choice >= 0) & (choice < 40)).all()) else float("inf"))
         return max(errors)
     if name == "silu_mul":
         both = noise(3, 80)

@@ -167,7 +167,8 @@ def _route_kernel(  # type: ignore[no-untyped-def]
     which = tl.zeros((TOP_UP,), dtype=tl.int32)
     for place in range(TOP):
         top = tl.max(values, axis=0)
-        at = tl.min(tl.where(values == top, col, BLOCK), axis=0)
+        # NaN equals nothing: an expert that does not exist would be read from where no record is.
+        at = tl.minimum(tl.min(tl.where(values == top, col, BLOCK), axis=0), experts - 1)
         best = tl.where(rank == place, top, best)
         which = tl.where(rank == place, at, which)
         values = tl.where(col == at, -1.0, values)
