@@ -205,6 +205,8 @@ class Engine:
     # -- the engine's own thread
 
     def _run(self) -> None:
+        if self.loaded.device.type == "cuda":
+            torch.cuda.set_device(self.loaded.device)  # a thread's own, and 0 at first
         if self.config.cpu_threads:
             torch.set_num_threads(self.config.cpu_threads)
         try:
