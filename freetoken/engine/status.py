@@ -13,6 +13,7 @@ from freetoken.errors import FtError
 from freetoken.units import format_bytes
 
 if TYPE_CHECKING:
+    from freetoken.engine.decode_graphs import DecodeGraphs
     from freetoken.engine.request import RequestHandle
     from freetoken.engine.scheduler import Engine
     from freetoken.engine.sequence import Sequence
@@ -38,6 +39,16 @@ class Hits(StatusModel):
         return self.hits / self.lookups if self.lookups else None
 
 
+class GraphStats(StatusModel):
+    """Decode steps replayed as CUDA graphs."""
+
+    captured: int
+    replayed: int
+    held_bytes: int
+    #: Why none are replayed any more; None while all is well.
+    problem: str | None
+
+
 class EngineStats(StatusModel):
     """Counts and rates. Tokens, bytes, tok/s."""
 
@@ -60,6 +71,8 @@ class EngineStats(StatusModel):
     memory: dict[str, int]
     state_sequences: int
     has_state: bool
+    #: None where decode steps are not made of graphs.
+    graphs: GraphStats | None
 
 
 class CacheStatus(StatusModel):
@@ -104,6 +117,18 @@ def describe_stats(engine: Engine) -> EngineStats:
         memory=engine.memory(),
         state_sequences=running if pool.geometry.has_state else 0,
         has_state=pool.geometry.has_state,
+        graphs=_describe_graphs(engine.loaded.graphs),
+    )
+
+
+def _describe_graphs(graphs: DecodeGraphs | None) -> GraphStats | None:
+    if graphs is None:
+        return None
+    return GraphStats(
+        captured=graphs.captured_count,
+        replayed=graphs.replayed_count,
+        held_bytes=graphs.held_bytes,
+        problem=graphs.problem,
     )
 
 

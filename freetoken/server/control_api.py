@@ -119,6 +119,7 @@ def _describe_stats(state: ServerState, engine: Engine) -> dict[str, Any]:
         },
         "moe_hits": hits.model_dump() | {"hit_ratio": hits.hit_ratio},
         "memory": stats.memory,
+        "decode_graphs": stats.graphs.model_dump() if stats.graphs is not None else None,
     }  # fmt: skip
 
 
