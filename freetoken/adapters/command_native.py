@@ -24,6 +24,7 @@ NATIVE = CommandTable(
         "--prefix-cache": Flag("settings.prefix_cache", has_value=False, constant=True),
         "--no-prefix-cache": Flag("settings.prefix_cache", has_value=False, constant=False),
         "--experts-from": Flag(note="follows from the machine; {} is left out"),
+        "--decode-graphs": Flag(note="a plan leaves it to the engine; {} is left out"),
         "--max-output-tokens": Flag("serve.max_output_tokens", number),
         "--served-model-name": Flag(note="a plan names the model by its own name; {} is left out"),
         "--api-key-env": Flag("serve.api_key_env"),
