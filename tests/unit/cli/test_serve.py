@@ -67,9 +67,29 @@ def test_a_key_variable_that_is_not_set_is_told(
     )
 
 
+@pytest.mark.parametrize(("arguments", "wanted"), [((), "auto"), (("--decode-graphs", "eager"), "eager")])
+def test_decode_graphs_are_the_engines_setting(
+    arguments: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def serve(*given: Any) -> None:
+        given[1].close()
+        started.append(given[2])
+
+    monkeypatch.setattr("freetoken.cli.serve._serve", serve)
+    monkeypatch.setattr("freetoken.cli.serve.calm_threads", lambda: None)
+    everything = (
+        "--port", "0", "--device", "cpu", "--strategy", "fused", "--kv-tokens", "64", "--max-running-requests", "1",
+        "--prefill-chunk-tokens", "64", "--no-embed-on-host", "--experts-from", "auto",
+    )  # fmt: skip
+    assert run("demo", *everything, *arguments) == 0
+    assert started[0].decode_graphs == wanted
+
+
 @pytest.mark.parametrize("arguments", [
     ("--kv-tokens", "eight"), ("--strategy", "hybrid"), ("--max-running-requests", "0"),
-    ("--port", "70000"), ("--prefill-chunk-tokens", "0"),
+    ("--port", "70000"), ("--prefill-chunk-tokens", "0"), ("--decode-graphs", "sometimes"),
 ])  # fmt: skip
 def test_values_that_cannot_be_are_refused(
     folder: Path, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from freetoken.engine import fast_modules
+from freetoken.engine import fast_modules, loader
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.decode_graphs import DecodeGraphs
 from freetoken.engine.decode_layers import Layer, Tensors
@@ -273,6 +274,56 @@ def test_layers_that_cannot_be_cut_say_why(tmp_path: Path, monkeypatch: pytest.M
         assert install("qwen3_5_moe") is None
         assert "`delta_step`" in notes.pop()
     assert notes == []
+
+
+def test_the_load_says_when_steps_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "DecodeGraphs", PlainGraphs)
+
+    def make(notes: list[str]) -> DecodeGraphs | None:
+        loaded = open_model(tmp_path, "qwen3_5_moe")
+        found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+        return loader._make_graphs(loaded.model, loaded.experts, found, notes)
+
+    notes: list[str] = []
+    graphs = make(notes)
+    assert graphs is not None
+    assert graphs.captured_count > 0
+    assert notes == []
+    monkeypatch.setattr(fast_modules.DeltaNet, "states_in", keep_first_calls(fast_modules.DeltaNet.states_in))
+    assert make(notes) is not None
+    assert notes == ["decode steps are not replayed as graphs so far: at the load none could be captured"]
+    monkeypatch.undo()
+    monkeypatch.setattr(loader, "DecodeGraphs", PlainGraphs)
+    monkeypatch.setattr(PlainGraphs, "_record", refuse)
+    assert make(notes) is not None
+    assert notes[1:] == ["decode steps are not replayed as graphs, which is slower: RuntimeError: no capture today"]
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("no capture today")
+
+
+def keep_first_calls(states_in: Any) -> Any:
+    """States that the checks of a load find, and that no step finds."""
+
+    def found(delta: Any, cache: Any, dtype: torch.dtype, sequences: int) -> Any:
+        is_step = any(frame.function == "begin" for frame in inspect.stack(0)[1:3])
+        return None if is_step else states_in(delta, cache, dtype, sequences)
+
+    return found
+
+
+def test_an_engine_tells_of_its_graphs(tmp_path: Path) -> None:
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
+    engine = Engine(loaded, loaded.engine_config)
+    assert engine.stats().graphs is None
+    loaded.graphs = graphs
+    list(engine.submit(GenerationRequest(prompt_ids=(3, 14, 15), max_tokens=6, ignore_eos=True)))
+    told = engine.stats().graphs
+    assert told is not None
+    assert told.replayed == 4 * told.captured > 0
+    assert (told.problem, told.held_bytes) == (None, 0)
+    engine.close()
 
 
 def test_what_cannot_be_compared_waits_for_another_step(tmp_path: Path) -> None:
