@@ -208,7 +208,8 @@ def describe_graphs(loaded: LoadedModel) -> dict[str, Any]:
     graphs = loaded.graphs
     if graphs is None:
         return {"graphs": None}
-    counts = {"captured": graphs.captured_count, "replayed": graphs.replayed_count, "problem": graphs.problem}
+    counts = {"captured": graphs.captured_count, "replayed": graphs.replayed_count, "held_bytes": graphs.held_bytes,
+              "problem": graphs.problem}  # fmt: skip
     return {"graphs": counts}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -375,14 +376,17 @@ def _make_graphs(
     graphs = DecodeGraphs.install(model, experts, found, notes.append)
     if graphs is None:
         return None
+    started = time.perf_counter()
     rehearse(model, graphs)
     if graphs.problem is not None:
         notes.append(f"decode steps are not replayed as graphs, which is slower: {graphs.problem}")
     elif not graphs.captured_count:
         notes.append("decode steps are not replayed as graphs so far: at the load none could be captured")
     else:
-        held = units.format_bytes(graphs.held_bytes)
-        log.info("decode steps are replayed as %d graphs, which hold %s of VRAM", graphs.captured_count, held)
+        log.info(
+            "decode steps are replayed as %d graphs, captured in %.1f s, which hold %s of VRAM",
+            graphs.captured_count, time.perf_counter() - started, units.format_bytes(graphs.held_bytes),
+        )  # fmt: skip
     return graphs
 
 

@@ -92,7 +92,7 @@ def make_loaded(family: str = "qwen3_moe", *, model: Any = None) -> SimpleNamesp
     return SimpleNamespace(
         model=model, config=model.config, shape=shape, device=torch.device("cpu"), dtype=torch.float32,
         experts=CountingExperts(), memory=lambda: {"dense_weights": 1000}, close=lambda: None,
-        engine_config=SimpleNamespace(strategy="offload"),
+        engine_config=SimpleNamespace(strategy="offload"), graphs=None,
     )  # fmt: skip
 
 

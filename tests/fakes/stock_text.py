@@ -114,7 +114,7 @@ def make_parrot_engine(codec: TextCodec, **changes: Any) -> Engine:
     loaded: Any = SimpleNamespace(
         model=model, config=model.config, shape=shape, device=torch.device("cpu"), dtype=torch.float32,
         experts=CountingExperts(), memory=lambda: {"dense_weights": 1000}, close=lambda: None,
-        engine_config=SimpleNamespace(strategy="offload"),
+        engine_config=SimpleNamespace(strategy="offload"), graphs=None,
     )  # fmt: skip
     defaults = GenerationDefaults(stop_token_ids=frozenset({codec.vocabulary["<|im_end|>"]}))
     config: Any = make_config(**({"strategy": "offload", "kv_tokens": 1024} | changes))
