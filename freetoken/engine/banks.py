@@ -84,8 +84,9 @@ class RamBank(Bank):
         self._blocks: list[torch.Tensor] = []
         self._maps: list[mmap.mmap] = []
         self._locked: list[int] = []
+        self._device: int = torch.cuda.current_device() if pin else 0
         # Called before the blocks and their mappings go; the list is all that it holds of the bank.
-        weakref.finalize(self, _unlock, self._locked).atexit = False
+        weakref.finalize(self, _unlock, self._locked, self._device).atexit = False
         total = sum(self.experts * layout.nbytes for layout in self.layouts)
         try:
             for layer in range(len(self.layouts)):
@@ -139,7 +140,7 @@ class RamBank(Bank):
     def close(self) -> None:
         """Unlock and free all blocks."""
         super().close()
-        _unlock(self._locked)
+        _unlock(self._locked, self._device)
         self._blocks = []
         self._maps = []  # unmapped once the last view of a block is gone
         self.nbytes = self.pinned_bytes = 0
@@ -158,13 +159,13 @@ def _register(address: int, size: int) -> int:
     return error
 
 
-def _unlock(addresses: list[int]) -> None:
+def _unlock(addresses: list[int], device: int) -> None:
     """Unlock all blocks and empty the list."""
     if not addresses:
         return
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     try:
-        torch.cuda.synchronize()  # no copy may be on its way from what is unlocked
+        torch.cuda.synchronize(device)  # no copy may be on its way from what is unlocked
     except RuntimeError:
         pass  # a lost context: there is nothing on its way any more
     while addresses:

@@ -58,7 +58,8 @@ def is_mapped(address: int) -> bool:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     made = FakeRuntime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: made.calls.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: made.calls.append(f"wait for {device}"))
     monkeypatch.setattr(banks, "_clear_cuda_error", lambda: made.calls.append("clear"))
     return made
 
@@ -89,7 +90,7 @@ def test_a_bank_unlocks_its_memory_before_it_goes(is_closed: bool, runtime: Fake
     finally:
         gc.enable()
     assert runtime.locked == {}
-    assert runtime.calls == ["lock"] * layers + ["wait"] + ["unlock"] * layers
+    assert runtime.calls == ["lock"] * layers + ["wait for 1"] + ["unlock"] * layers
 
 
 def test_a_lock_that_someone_left_behind_is_taken_over(runtime: FakeRuntime, tmp_path: Path) -> None:
