@@ -75,7 +75,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--embed-on-host", action="store_true")
     parser.add_argument("--experts-from", choices=("auto", "ram", "disk"), default="auto")
-    parser.add_argument("--decode-graphs", choices=("auto", "eager", "off"), default="auto")
+    parser.add_argument("--decode-graphs", choices=("auto", "on", "eager", "off"), default="auto")
     parser.add_argument("--no-graphs", action="store_true", help="the same as --decode-graphs eager")
     parser.add_argument("--text", help="file whose tokens are the prompts")
     parser.add_argument("--trace", help="record the routing of decode to this file")

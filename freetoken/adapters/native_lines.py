@@ -20,8 +20,6 @@ RECORD_ALIGN = 256
 RUNTIME_BYTES = {"cpu": 700 * MIB, "cuda": 2 * GIB}
 #: cuBLAS workspaces, kernel modules and what the allocator rounds up.
 ALLOCATOR_BYTES = 192 * MIB
-#: Decode steps of one sequence as graphs: cuBLAS takes 32 MiB for their stream on Hopper, 8 MiB on earlier cards.
-GRAPHS_BYTES = 48 * MIB
 #: Eager modules keep more alive than a fused engine: intermediate copies of every projection.
 EAGER_FACTOR = 2.0
 #: What one staging buffer, and what weights unpacked at once on a GPU, may take (`engine/staging.py`, `compute.py`).
@@ -92,14 +90,6 @@ def vram_lines(request: PlanRequest, settings: ResolvedSettings, gpu: Gpu) -> It
     )
     yield from _dense_lines(shape, settings)
     yield Line(key="allocator", label="allocator and kernels", bytes=ALLOCATOR_BYTES, source="guess")
-    if shape.experts.count:
-        yield Line(
-            key="cuda_graphs",
-            label="CUDA graphs",
-            bytes=GRAPHS_BYTES,
-            source="guess",
-            formula="work space of their stream, and their buffers",
-        )
     yield from _cache_lines(shape, settings)
     yield from _work_lines(shape, settings)
 

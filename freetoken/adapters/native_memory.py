@@ -18,8 +18,9 @@ from freetoken.planner.memory import Admission, Line, ResolvedSettings, SpeedTra
 from freetoken.planner.plan import PlanRequest
 
 CHUNKS = (4096, 2048, 1024, 512, 256)
-#: Seconds that one layer of `transformers`' modules costs in launches and Python, by device.
-LAYER_OVERHEAD_S = {"cpu": 0.0009, "cuda": 0.003}
+#: Seconds that one layer costs in launches and Python, by device; on a GPU measured (benchmarks/gpu/README.md: 65 ms
+#: a token over 40 layers, of which bandwidths explain 3).
+LAYER_OVERHEAD_S = {"cpu": 0.0009, "cuda": 0.0016}
 
 
 class NativeMemory:

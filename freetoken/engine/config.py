@@ -31,9 +31,9 @@ class EngineConfig(BaseModel):
     #: Threads of CPU work; 0 = torch's own choice.
     cpu_threads: int = Field(default=0, ge=0)
     embed_on_host: bool = False
-    #: `auto` = on a GPU, modules made of many small operations get a decode step of few, replayed as CUDA graphs where
-    #: they can be; `eager` leaves the graphs out, `off` also the faster steps.
-    decode_graphs: Literal["auto", "eager", "off"] = "auto"
+    #: `eager` = on a GPU, modules made of many small operations get a decode step of few; `on` also replays it as CUDA
+    #: graphs where that can be, `off` leaves both out. `auto` = `eager`: no graph has been measured on a GPU yet.
+    decode_graphs: Literal["auto", "on", "eager", "off"] = "auto"
     #: Where experts that are in no slot are read from; `auto` = RAM where the bank fits, else the checkpoint.
     experts_from: Literal["auto", "ram", "disk"] = "auto"
     #: Routing of decode steps is recorded here (`residency.trace`).

@@ -364,7 +364,7 @@ def _quicken(
         found = fast_modules.install(model, device, dtype)
         notes.extend(found.notes)
         log.info("decode steps of few launches: %s", found.describe())
-        return _make_graphs(model, experts, found, notes) if config.decode_graphs == "auto" else None
+        return _make_graphs(model, experts, found, notes) if config.decode_graphs == "on" else None
     except Exception as error:  # nothing that only makes it faster may keep a model from being served
         notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
         return None

@@ -453,7 +453,7 @@ def test_every_module_gets_its_fast_forward_on_the_gpu(family: str, dtype: str, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["eager", "auto"])
+@pytest.mark.parametrize("mode", ["eager", "on"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_logits_and_greedy_tokens_are_as_before_on_the_gpu(family: str, mode: str, tmp_path: Path) -> None:
     needs_gpu()
@@ -463,7 +463,7 @@ def test_float32_logits_and_greedy_tokens_are_as_before_on_the_gpu(family: str, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["eager", "auto"])
+@pytest.mark.parametrize("mode", ["eager", "on"])
 @pytest.mark.parametrize("family", FAST)
 def test_bfloat16_logits_are_close_on_the_gpu(family: str, mode: str, tmp_path: Path) -> None:
     needs_gpu()
@@ -478,7 +478,7 @@ def test_bfloat16_logits_are_close_on_the_gpu(family: str, mode: str, tmp_path: 
 def test_graphs_are_captured_and_answer_as_without_them(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
     needs_gpu()
     right = decode(on_gpu(tmp_path, family, "eager", "bfloat16", **settings))
-    loaded = on_gpu(tmp_path, family, "auto", "bfloat16", **settings)
+    loaded = on_gpu(tmp_path, family, "on", "bfloat16", **settings)
     got = decode(loaded)
     graphs = loaded.graphs
     assert graphs is not None, loaded.notes
@@ -495,7 +495,7 @@ def test_graphs_are_captured_and_answer_as_without_them(family: str, settings: d
 @pytest.mark.gpu
 def test_graphs_serve_sequences_by_turns(tmp_path: Path) -> None:
     needs_gpu()
-    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "on")
     alone = [decode(loaded, 6, seed) for seed in (1, 2)]
     runs = [Run(loaded, seed) for seed in (1, 2)]
     by_turns = [[run.step() for run in runs] for _ in range(6)]
@@ -509,7 +509,7 @@ def test_graphs_serve_sequences_by_turns(tmp_path: Path) -> None:
 def test_graphs_survive_live_resizes(tmp_path: Path) -> None:
     needs_gpu()
     right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"), 12)
-    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "on")
     run, got = Run(loaded), []
     for slots in (SLOTS, 6, 20):
         loaded.experts.resize(slots)
@@ -526,7 +526,7 @@ def test_a_failed_capture_turns_graphs_off_and_changes_no_answer(
 ) -> None:
     needs_gpu()
     right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
-    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "on")
     graphs, calls = loaded.graphs, []
     assert graphs is not None, loaded.notes
     graphs.reset()
@@ -548,7 +548,7 @@ def test_a_failed_capture_turns_graphs_off_and_changes_no_answer(
 def test_a_wait_inside_a_capture_is_survived(tmp_path: Path) -> None:
     needs_gpu()
     right = decode(on_gpu(tmp_path, "qwen3_5_moe", "off"))
-    loaded = on_gpu(tmp_path, "qwen3_5_moe", "auto")
+    loaded = on_gpu(tmp_path, "qwen3_5_moe", "on")
     assert loaded.graphs is not None, loaded.notes
     loaded.graphs.reset()
     layer = loaded.graphs.layers[1]
@@ -565,7 +565,7 @@ def test_the_engine_answers_the_same_requests_with_graphs(family: str, tmp_path:
     needs_gpu()
     settings = {"max_running_requests": 2, "kv_tokens": 256}
     right = answer_requests(on_gpu(tmp_path, family, "off", **settings))
-    loaded = on_gpu(tmp_path, family, "auto", **settings)
+    loaded = on_gpu(tmp_path, family, "on", **settings)
     got = answer_requests(loaded)
     assert loaded.graphs is not None, loaded.notes
     assert loaded.graphs.problem == "closed"
