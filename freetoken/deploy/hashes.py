@@ -164,12 +164,31 @@ def read_packages(interpreter: Path | None) -> dict[str, LockedPackage]:
     """Packages of the environment of `interpreter`; with None what our own engine is made of. Starts nothing."""
     if interpreter is None:
         return {"freetoken-deploy": LockedPackage(version=__version__, sha256=hash_sources()), **_read_own()}
-    found = {}
+    found, cache = {}, _read_cache()
+    before = dict(cache)
     for folder in sorted(interpreter.parent.parent.glob("lib/python3*/site-packages/*.dist-info")):
         name, _, version = folder.name.removesuffix(".dist-info").partition("-")
         if version:
-            found[name] = LockedPackage(version=version, sha256=_hash_record(folder))
+            found[name] = LockedPackage(version=version, sha256=_recall_record(folder, cache))
+    if cache != before:
+        _write_cache(cache)
     return found
+
+
+def _recall_record(folder: Path, cache: dict[str, list[int | str]]) -> str | None:
+    """As `_hash_record`; what RECORD said the last time counts while it is the same file."""
+    record = folder / "RECORD"
+    try:
+        key, entry = _stat_key(record), _entry(record)
+    except OSError:
+        return None
+    if cache.get(entry, [0])[:-1] == key:
+        return str(cache[entry][-1])
+    digest = _hash_record(folder)
+    if digest is not None:
+        cache.pop(entry, None)
+        cache[entry] = [*key, digest]
+    return digest
 
 
 def hash_sources() -> str:

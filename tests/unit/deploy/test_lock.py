@@ -7,6 +7,7 @@ import pytest
 from freetoken import __version__, paths
 from freetoken.adapters import get_adapter
 from freetoken.cli.main import main
+from freetoken.deploy import hashes
 from freetoken.deploy.hashes import HashingAhead, LockedFile, LockedPackage, hash_model, read_packages
 from freetoken.deploy.lock import (
     Lock,
@@ -220,6 +221,25 @@ def test_hashing_ahead_leaves_trouble_to_whoever_needs_the_hash(home, monkeypatc
     broken = HashingAhead(home / "model")
     broken.start()
     broken.finish()
+
+
+def test_packages_of_an_environment_are_hashed_once_and_again_when_they_change(home, monkeypatch):
+    folder = home / "env" / "lib" / "python3.12" / "site-packages" / "thing-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "RECORD").write_text("thing/a.py,sha256=abc,3\n")
+    python = home / "env" / "bin" / "python"
+    first = read_packages(python)
+    assert first["thing"].version == "1.0"
+    real = hashes._hash_record
+    monkeypatch.setattr(hashes, "_hash_record", lambda _: pytest.fail("read again"))
+    assert read_packages(python) == first
+    monkeypatch.setattr(hashes, "_hash_record", real)
+    (folder / "RECORD").write_text("thing/a.py,sha256=abd,3\n")
+    changed = read_packages(python)
+    assert changed["thing"].sha256 != first["thing"].sha256
+    assert read_packages(python) == changed
+    (folder / "RECORD").unlink()
+    assert read_packages(python)["thing"].sha256 is None
 
 
 def test_locks_of_shipped_recipes_lie_in_the_state_folder(home):
