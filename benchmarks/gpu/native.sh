@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The native engine on a GPU held down to a small card: kernels, a checkpoint of Qwen3.6's shape, the demo recipe.
-# Usage: native.sh OUT_FOLDER   (WHEELS: what the machine's Python lacks; MAKER: make_checkpoint.py; FREE_GIB: 8; PORT: 1919)
+# Usage: native.sh OUT_FOLDER   (WHEELS: what the machine's Python lacks; MAKER: make_checkpoint.py; FREE_GIB: 8; PORT: 1919; MODES: eager on)
 set -uo pipefail
 out=$1 free=${FREE_GIB:-8} port=${PORT:-1919}
 began=$(date +%s)
@@ -24,10 +24,13 @@ holder=$!
 for _ in $(seq 100); do [ -s "$out/hold.log" ] && break; sleep 0.2; done
 cat "$out/hold.log"
 say "offload at two slot counts"
-timeout 150 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
-  --prompt-tokens 2000 --decode-tokens 128 --chunk 1024 --profile > "$out/native.jsonl" 2> "$out/native.err"
-echo "exit code $?"
-cut -c1-2600 "$out/native.jsonl"; tail -45 "$out/native.err" | cut -c1-160
+for mode in ${MODES:-eager on}; do
+  timeout 150 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
+    --prompt-tokens 2000 --decode-tokens 128 --chunk 1024 --decode-graphs "$mode" --quiet \
+    > "$out/native_$mode.jsonl" 2> "$out/native_$mode.err"
+  echo "$mode: exit code $?"
+  cut -c1-2600 "$out/native_$mode.jsonl"; tail -3 "$out/native_$mode.err" | cut -c1-300
+done
 nvidia-smi --query-gpu=memory.used --format=csv,noheader
 say "ft apply of the checkpoint on the native engine"
 timeout 120 python3 -m freetoken apply /tmp/deep --set engine.name=native --set workload=chat-2k --set headroom=150MiB \
