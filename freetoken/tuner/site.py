@@ -9,19 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from freetoken.planner.budget import Budget, find_gpu
-from freetoken.planner.memory import ResolvedSettings, SpeedTraits
+from freetoken.planner.memory import PHASES, ResolvedSettings, SpeedTraits
 from freetoken.planner.rates import Rates, resolve_rates
 from freetoken.planner.roofline import apply_calibration
 from freetoken.planner.solve import budget_at, search, solve_slots
 from freetoken.recipe.workload import Workload
 from freetoken.tuner.space import Space
 from freetoken.tuner.values import Point
+from freetoken.units import MIB
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import DefaultSlots, EngineAdapter
     from freetoken.planner.plan import PlanRequest
 
 _SLOT_STRATEGIES = ("offload", "hybrid")
+#: A plan is off by less (benchmarks/planner_gpu): what misses more does not run, whatever the engine thinks of it.
+SURE_BYTES = 200 * MIB
 #: The engine's default of another day is still its default.
 SAME_SLOTS = 0.03
 
@@ -147,8 +150,24 @@ class PlannedSite:
             own = self.adapter.default_slots(self.fix(point), found.settings)
             slots = own.slots if own is not None and own.slots else found.settings.expert_slots
             point["expert_slots"] = self._space["expert_slots"].clip(slots)
-            self._own = own
+            self._own = own and self._doubt(point, own)
         return point
+
+    def _doubt(self, point: Point, own: DefaultSlots) -> DefaultSlots:
+        """`own`, refused where it surely runs out of memory with no more than the workload's own prompts to prefill."""
+        budget = self.budget(point, own.slots) if own.slots else None
+        if budget is None or budget.vram is None:
+            return own
+        ledger, chunk, load = budget.vram, budget.settings.prefill_chunk_tokens, self.workload
+        asked = min(chunk, load.shared_prefix_tokens + load.prompt_tokens)
+        transient = ledger.line("prefill_transient")
+        spared = transient.bytes * (chunk - asked) // chunk if transient is not None else 0
+        peak = max(ledger.phase_bytes(one) - (spared if one == "prefill" else 0) for one in PHASES)
+        missing = peak - ledger.available_bytes
+        if missing <= SURE_BYTES:
+            return own
+        words = f"its own rule grants {own.slots:,} expert slots, {missing:,} bytes more than there are by plan"
+        return own.model_copy(update={"missing_bytes": missing, "words": words})
 
     def own_verdict(self, point: Point) -> DefaultSlots | None:
         """What the engine's own rule says of its default, whose slots may differ by what is free from hour to hour."""

@@ -167,6 +167,11 @@ def _make_parameter(request: PlanRequest, adapter: EngineAdapter, knob: Knob) ->
         return _kv_tokens(request, knob)
     if knob.name == "max_running_requests":
         return _running(request, adapter, knob)
+    if knob.name == "prefix_cache" and not _has_reuse(request):
+        # Nothing could be found in it, so that it only takes memory; the engine has it unasked all the same.
+        if adapter.default_settings(request).get(knob.name) is not True:
+            return None
+        return Parameter(name=knob.name, cost=knob.cost, kind="choice", choices=(False, True), default_only=True)
     choices = tuple(knob.choices) or _range_choices(request, knob)
     choices = tuple(_useful_choices(request, knob.name, choices))
     if knob.name == "fetch_ratio":
@@ -206,6 +211,12 @@ def _running(request: PlanRequest, adapter: EngineAdapter, knob: Knob) -> Parame
     )  # fmt: skip
 
 
+def _has_reuse(request: PlanRequest) -> bool:
+    """Whether a later prompt of the workload begins as an earlier one did."""
+    workload = request.recipe.workload
+    return workload.turns > 1 or workload.shared_prefix_tokens > 0
+
+
 def _range_choices(request: PlanRequest, knob: Knob) -> tuple[Scalar, ...]:
     if knob.name == "cpu_threads":
         # One thread for each core that may be used; hyper-threads add nothing to a job bound by memory.
@@ -219,11 +230,8 @@ def _range_choices(request: PlanRequest, knob: Knob) -> tuple[Scalar, ...]:
 def _useful_choices(request: PlanRequest, name: str, choices: Iterable[Scalar]) -> Iterator[Scalar]:
     """Choices that can differ for this workload: chunks up to the first that holds the whole context, and so on."""
     workload = request.recipe.workload
-    has_reuse = workload.turns > 1 or workload.shared_prefix_tokens > 0
     for one in choices:
         if name == "prefill_chunk_tokens" and int(one) >= 2 * max(256, workload.context_tokens):
-            continue
-        if name == "prefix_cache" and not has_reuse and one is False:
             continue
         if name == "embed_on_host" and one is True and request.shape.tie_embeddings:
             continue

@@ -38,16 +38,23 @@ def test_requests_beyond_the_workloads_are_the_engines_default_and_nothing_that_
     assert "max_running_requests" not in names_of(make_recipe("native"))
 
 
-def make_h200_site(free_gib):
+def make_h200_site(free_gib, **recipe):
     gpu = make_gpu(139.8, free_gib, compute_capability="9.0", sm_count=132)
-    request = make_request(make_recipe(), make_machine(gpu, ram_gib=128))
+    request = make_request(make_recipe(**recipe), make_machine(gpu, ram_gib=128))
     adapter = get_adapter("freetoken")
     return PlannedSite(request, adapter, make_space(request, adapter))
 
 
-def test_the_engines_default_is_what_it_gives_itself_without_flags():
-    """On a GPU held to 8 GiB it took 1,366 slots (tests/fixtures/freetoken/recordings.json, `default8`)."""
-    site = make_h200_site(8.0)
+LOADS = ({}, {"workload": {"name": "one", "prompt_tokens": 2000, "output_tokens": 192, "context_tokens": 8192}})
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_the_engines_default_is_what_it_gives_itself_without_flags(load):
+    """On a GPU held to 8 GiB it took 1,366 slots (tests/fixtures/freetoken/recordings.json, `default8`).
+
+    Its prefix cache takes of them, whether a workload can use it or not.
+    """
+    site = make_h200_site(8.0, **load)
     point = site.default_point()
     told = {"strategy": "offload", "prefill_chunk_tokens": 8192, "max_running_requests": 4, "embed_on_host": False}
     assert told.items() <= point.items()
@@ -55,6 +62,7 @@ def test_the_engines_default_is_what_it_gives_itself_without_flags():
     own = site.own_verdict(point)
     assert own is not None
     assert (own.slots, own.missing_bytes) == (point["expert_slots"], 0)
+    assert point["prefix_cache"] is True
     # By plan it does not hold a full chunk, which is for the workload to find out.
     assert site.forecast(point).missing_bytes > 0
     # Of another hour, with a little more memory free, it is still the default; with one knob turned it is not.
@@ -70,6 +78,17 @@ def test_a_default_that_its_own_rule_refuses_is_refused_in_its_words():
     assert own is not None
     assert own.words.startswith("cache budget too small: minimum plan (moe=512 slots, kv=8192 pages) needs 1080033280")
     assert own.missing_bytes == pytest.approx(1_080_033_280 - 670_302_208, abs=16 << 20)
+
+
+def test_a_default_that_surely_runs_out_of_memory_is_not_started():
+    """Held to 8 GiB it died in its first chunk of 8,000 tokens, and answered prompts of 2,000."""
+    site = make_h200_site(8.0, workload={"name": "long", "prompt_tokens": 7900, "output_tokens": 200})
+    own = site.own_verdict(site.default_point())
+    assert own is not None
+    assert own.missing_bytes > 200 << 20
+    assert own.words == (
+        f"its own rule grants {own.slots:,} expert slots, {own.missing_bytes:,} bytes more than there are by plan"
+    )
 
 
 def test_an_engine_without_a_rule_of_its_own_has_the_planners_slots():
