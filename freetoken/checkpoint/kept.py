@@ -46,11 +46,18 @@ def _make_key(path: Path) -> list[Any] | None:
         folder = path if path.is_dir() else path.parent
         code = max(one.stat().st_mtime_ns for one in Path(__file__).parent.glob("*.py"))
         names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIXES))
-        stats = [(name, (folder / name).stat()) for name in names]
+        return [__version__, code, [[name, *stat_key(folder / name)] for name in names]]
     except (OSError, ValueError):
         return None
-    files = [[name, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for name, one in stats]
-    return [__version__, code, files]
+
+
+def stat_key(file: Path) -> list[int]:
+    """What is another when a file was changed: size in bytes, times of modification and change in ns, inode. OSError.
+
+    The change time cannot be set by hand.
+    """
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _place(path: Path) -> Path:

@@ -22,6 +22,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from freetoken import __version__, paths
+from freetoken.checkpoint.kept import stat_key
 from freetoken.checkpoint.locate import read_source
 from freetoken.checkpoint.transfer import Meter, ProgressCallback
 from freetoken.checkpoint.verify import hash_file, list_files
@@ -67,7 +68,7 @@ def hash_model(
     """
     files = {path.name: path} if path.is_file() else list_files(path)
     cache = _read_cache()
-    keys = {name: _stat_key(file) for name, file in files.items()}
+    keys = {name: stat_key(file) for name, file in files.items()}
     # Not kept in the cache: there stands only what was read here.
     trusted = _read_recorded(path, files) if is_trusting else {}
     missing = [name for name in files.keys() - trusted if cache.get(_entry(files[name]), [0])[:-1] != keys[name]]
@@ -126,7 +127,7 @@ class HashingAhead:
             files = {self._path.name: self._path} if self._path.is_file() else list_files(self._path)
             cache = _read_cache()
             unknown = files.keys() - _read_recorded(self._path, files).keys()
-            wanted = [name for name in unknown if cache.get(_entry(files[name]), [0])[:-1] != _stat_key(files[name])]
+            wanted = [name for name in unknown if cache.get(_entry(files[name]), [0])[:-1] != stat_key(files[name])]
         except (FtError, OSError):
             return  # whoever needs the hashes meets the trouble, and has words for it
         self._files = files
@@ -141,7 +142,7 @@ class HashingAhead:
                 return
             file = self._files[name]
             try:
-                key, digest = _stat_key(file), hash_file(file, self._meter, name)
+                key, digest = stat_key(file), hash_file(file, self._meter, name)
             except OSError:
                 continue
             with self._keeping:
@@ -179,7 +180,7 @@ def _recall_record(folder: Path, cache: dict[str, list[int | str]]) -> str | Non
     """As `_hash_record`; what RECORD said the last time counts while it is the same file."""
     record = folder / "RECORD"
     try:
-        key, entry = _stat_key(record), _entry(record)
+        key, entry = stat_key(record), _entry(record)
     except OSError:
         return None
     if cache.get(entry, [0])[:-1] == key:
@@ -238,11 +239,6 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _stat_key(file: Path) -> list[int]:
-    stat = file.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _read_cache() -> dict[str, list[int | str]]:

@@ -140,7 +140,7 @@ def computed_prompt_tokens(workload: Workload, turn: int, has_prefix_cache: bool
     if not has_prefix_cache:
         return history + workload.prompt_tokens, 0
     if turn == 1:
-        return workload.shared_prefix_tokens + workload.prompt_tokens, 0
+        return workload.first_prompt_tokens, 0
     return workload.prompt_tokens, history
 
 

@@ -56,6 +56,11 @@ class Workload(BaseModel):
         return self.concurrency * self.context_tokens
 
     @property
+    def first_prompt_tokens(self) -> int:
+        """Prompt of the first turn, shared prefix included: nothing of it is cached."""
+        return self.shared_prefix_tokens + self.prompt_tokens
+
+    @property
     def largest_prompt_tokens(self) -> int:
         """Prompt of the last turn, history included."""
         return self.needed_context_tokens - self.output_tokens

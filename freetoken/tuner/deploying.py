@@ -94,8 +94,7 @@ class DeployLauncher:
         tools, is_default = self.tools, self.site.own_verdict(point) is not None
         if is_default:
             # As whoever gives no flags would have it: it need not hold a full chunk, only what the workload asks for.
-            load = self.site.workload
-            tools = replace(tools, most_proof_tokens=load.shared_prefix_tokens + load.prompt_tokens)
+            tools = replace(tools, most_proof_tokens=self.site.workload.first_prompt_tokens)
         try:
             self.running = apply_recipe(
                 self.recipe_at(point), name=self.name, progress=self._show, tools=tools, is_waiting=True,

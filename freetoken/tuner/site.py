@@ -6,6 +6,7 @@ simulated machines answer in the same form. A point that the planner refuses nev
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from freetoken.planner.budget import Budget, find_gpu
@@ -105,8 +106,6 @@ class PlannedSite:
         self.request, self.adapter = request, adapter
         self._space = space
         self._known: dict[tuple[Any, ...], Forecast | None] = {}
-        self._default: Point | None = None
-        self._own: DefaultSlots | None = None
         self.plan_attempt = search(request, adapter.memory_model)
         settings = self.plan_attempt.budget.settings if self.plan_attempt else None
         self._rates = resolve_rates(request.hardware, find_gpu(request, settings) if settings else None)
@@ -140,26 +139,31 @@ class PlannedSite:
 
     def default_point(self) -> Point:
         """The engine's own defaults where its adapter tells them, the planner's choice for the rest."""
+        return dict(self._own_default[0])
+
+    @cached_property
+    def _own_default(self) -> tuple[Point, DefaultSlots | None]:
+        """The default, and what the engine's own rule says of it; None without such a rule."""
         planned = self.plan_attempt.budget.settings.model_dump() if self.plan_attempt else {}
         told = self.adapter.default_settings(self.request)
         if planned.get("cpu_threads") is None:
             planned["cpu_threads"] = self.cores
         point = self._space.clip({**planned, **told})
         found = self.forecast(point)
-        if "expert_slots" in point and found is not None and found.high:
-            own = self.adapter.default_slots(self.fix(point), found.settings)
-            slots = own.slots if own is not None and own.slots else found.settings.expert_slots
-            point["expert_slots"] = self._space["expert_slots"].clip(slots)
-            self._own = own and self._doubt(point, own)
-        return point
+        if "expert_slots" not in point or found is None or not found.high:
+            return point, None
+        own = self.adapter.default_slots(self.fix(point), found.settings)
+        slots = own.slots if own is not None and own.slots else found.settings.expert_slots
+        point["expert_slots"] = self._space["expert_slots"].clip(slots)
+        return point, self._doubt(point, own) if own is not None else None
 
     def _doubt(self, point: Point, own: DefaultSlots) -> DefaultSlots:
         """`own`, refused where it surely runs out of memory with no more than the workload's own prompts to prefill."""
         budget = self.budget(point, own.slots) if own.slots else None
         if budget is None or budget.vram is None:
             return own
-        ledger, chunk, load = budget.vram, budget.settings.prefill_chunk_tokens, self.workload
-        asked = min(chunk, load.shared_prefix_tokens + load.prompt_tokens)
+        ledger, chunk = budget.vram, budget.settings.prefill_chunk_tokens
+        asked = min(chunk, self.workload.first_prompt_tokens)
         transient = ledger.line("prefill_transient")
         spared = transient.bytes * (chunk - asked) // chunk if transient is not None else 0
         peak = max(ledger.phase_bytes(one) - (spared if one == "prefill" else 0) for one in PHASES)
@@ -171,13 +175,11 @@ class PlannedSite:
 
     def own_verdict(self, point: Point) -> DefaultSlots | None:
         """What the engine's own rule says of its default, whose slots may differ by what is free from hour to hour."""
-        if self._default is None:
-            self._default = self.default_point()
-        space, default = self._space, self._default
-        if self._own is None or space.start_key(space.canonical(point)) != space.start_key(space.canonical(default)):
+        space, (default, own) = self._space, self._own_default
+        if own is None or space.start_key(space.canonical(point)) != space.start_key(space.canonical(default)):
             return None
         slots = int(default["expert_slots"])
-        return self._own if abs(int(point["expert_slots"]) - slots) <= SAME_SLOTS * slots else None
+        return own if abs(int(point["expert_slots"]) - slots) <= SAME_SLOTS * slots else None
 
     def planned_point(self) -> Point:
         """The planner's own choice."""

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from freetoken.engine.kernels.packed import find_error
+
 States = tuple[torch.Tensor, torch.Tensor]
 #: How far a kernel may be off in a self-test, as a share of the largest value. bfloat16 is there for its rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -50,28 +52,11 @@ def delta_step(
     memory [sequences, heads, head_k, head_v], both changed in place; with kernels also an int64 [2] of their
     addresses on the device, for one sequence.
     """
-    arguments = (conv_weight, a_log, dt_bias, norm_weight, eps, head_k_dim)
     if (kernel := _kernel("delta_step", mixed)) is not None:
         parts = (part.contiguous() for part in (mixed, gate, beta_raw, decay_raw))
-        return _as_tensor(kernel(*parts, states, *arguments))
+        return _as_tensor(kernel(*parts, states, conv_weight, a_log, dt_bias, norm_weight, eps, head_k_dim))
     if isinstance(states, torch.Tensor):
         raise ValueError("addresses of states are for the kernel alone")
-    return _delta_step(mixed, gate, beta_raw, decay_raw, states, *arguments)
-
-
-def _delta_step(
-    mixed: torch.Tensor,
-    gate: torch.Tensor,
-    beta_raw: torch.Tensor,
-    decay_raw: torch.Tensor,
-    states: States,
-    conv_weight: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    head_k_dim: int,
-) -> torch.Tensor:
     dtype, (window, memory) = mixed.dtype, states
     sequences, heads = beta_raw.shape
     moved = torch.cat([window[..., 1:], mixed.unsqueeze(-1).to(window.dtype)], dim=-1)
@@ -216,8 +201,10 @@ def self_test(
         inputs, weight = noise(3, 160), noise(160, dtype=torch.float32)
         halves = noise(2, 2, 128)[..., :48]
         return max(
-            _error(kernel(inputs, weight, 1e-6, True), rms_norm(inputs.cpu(), weight.cpu(), 1e-6, True)),
-            _error(kernel(halves, weight[:48], 1e-6, False), rms_norm(halves.cpu(), weight[:48].cpu(), 1e-6, False)),
+            find_error(kernel(inputs, weight, 1e-6, True), rms_norm(inputs.cpu(), weight.cpu(), 1e-6, True)),
+            find_error(
+                kernel(halves, weight[:48], 1e-6, False), rms_norm(halves.cpu(), weight[:48].cpu(), 1e-6, False)
+            ),
         )
     if name == "route":
         logits = noise(3, 40, dtype=torch.float32)
@@ -225,23 +212,23 @@ def self_test(
         for is_normed in (True, False):
             scores, choice = kernel(logits, 6, is_normed)
             right, where = route(logits.cpu(), 6, is_normed)
-            errors.append(_error(scores, right) if torch.equal(choice.cpu(), where) else float("inf"))
+            errors.append(find_error(scores, right) if torch.equal(choice.cpu(), where) else float("inf"))
             _, choice = kernel(logits * torch.nan, 6, is_normed)
             errors.append(0.0 if bool(((choice >= 0) & (choice < 40)).all()) else float("inf"))
         return max(errors)
     if name == "silu_mul":
         both = noise(3, 80)
-        return _error(kernel(both[:, :40], both[:, 40:]), silu_mul(*both.cpu().chunk(2, dim=1)))
+        return find_error(kernel(both[:, :40], both[:, 40:]), silu_mul(*both.cpu().chunk(2, dim=1)))
     if name == "weighted_sum":
         pairs, weights = noise(12, 72, dtype=torch.float32), noise(2, 6)
         slots = torch.tensor([[0, -1, 2, 3, -1, 5], [1, 1, 4, 0, 2, 9]], dtype=torch.int32, device=device)
         return max(
-            _error(kernel(pairs, weights, slots), weighted_sum(*on_host(pairs, weights, slots))),
-            _error(kernel(pairs, weights, None), weighted_sum(*on_host(pairs, weights))),
+            find_error(kernel(pairs, weights, slots), weighted_sum(*on_host(pairs, weights, slots))),
+            find_error(kernel(pairs, weights, None), weighted_sum(*on_host(pairs, weights))),
         )
     if name == "add_gated":
         given = (noise(2, 72), noise(2, 72), noise(2, 1))
-        return _error(kernel(*given), add_gated(*on_host(*given)))
+        return find_error(kernel(*given), add_gated(*on_host(*given)))
     return max(_test_delta_step(kernel, device, noise, has_table, sizes) for has_table in (False, True))
 
 
@@ -268,12 +255,6 @@ def _test_delta_step(
         got = kernel(*step, table if has_table else states, *weights, 1e-6, head_k)
         mixed, gate, beta, decay = (part.cpu() for part in step)
         conv_weight, a_log, dt_bias, norm = (part.cpu() for part in weights)
-        right = _delta_step(mixed, gate, beta, decay, right_states, conv_weight, a_log, dt_bias, norm, 1e-6, head_k)
-        errors.append(_error(got, right))
-    return max(*errors, *(_error(*pair) for pair in zip(states, right_states, strict=True)))
-
-
-def _error(got: torch.Tensor, right: torch.Tensor) -> float:
-    right = right.float()
-    difference = float((got.cpu().float() - right).abs().max()) / float(right.abs().max())
-    return difference if difference == difference else float("inf")
+        right = delta_step(mixed, gate, beta, decay, right_states, conv_weight, a_log, dt_bias, norm, 1e-6, head_k)
+        errors.append(find_error(got, right))
+    return max(*errors, *(find_error(*pair) for pair in zip(states, right_states, strict=True)))

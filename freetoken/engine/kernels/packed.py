@@ -192,7 +192,7 @@ def _self_test(kernels: _Kernels, name: str, device: torch.device) -> float:
             return 1.0  # older cards take a loop inside torch that waits for the device
         matrices = torch.randn(3, 64, cols, device=device, generator=generator).to(torch.bfloat16)
         right = torch.cat([inputs[0:1] @ matrices[0].t(), inputs[1:4] @ matrices[2].t()])
-        return _error(_grouped(inputs, matrices, [0, 1, 1, 4]), right)
+        return find_error(_grouped(inputs, matrices, [0, 1, 1, 4]), right)
     kind = name.removeprefix("unpack ")
     scale: torch.Tensor | None = None
     matrix_scale: torch.Tensor | None = None
@@ -215,13 +215,14 @@ def _self_test(kernels: _Kernels, name: str, device: torch.device) -> float:
         matrices = formats.dequantize_fp4(weight, wide, torch.float32)
     if name.startswith("unpack"):
         assert scale is not None
-        return _error(kernels.unpack(kind, weight, scale, matrix_scale, torch.bfloat16), matrices)
+        return find_error(kernels.unpack(kind, weight, scale, matrix_scale, torch.bfloat16), matrices)
     got = kernels.multiply(kind, [weight, scale, matrix_scale], slots, inputs, 2, torch.float32)
     right = torch.einsum("prc,pc->pr", matrices.float()[slots.long()], inputs.float().repeat_interleave(2, dim=0))
-    return _error(got, right)
+    return find_error(got, right)
 
 
-def _error(got: torch.Tensor, right: torch.Tensor) -> float:
+def find_error(got: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference as a share of the largest right value, wherever the two lie; infinite for NaN."""
     right = right.float()
-    difference = float((got.float() - right).abs().max()) / float(right.abs().max())
+    difference = float((got.to(right.device).float() - right).abs().max()) / float(right.abs().max())
     return difference if difference == difference else float("inf")

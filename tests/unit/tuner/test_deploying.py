@@ -6,7 +6,7 @@ import pytest
 from freetoken.adapters.base import DefaultSlots
 from freetoken.deploy import runs
 from freetoken.errors import FtError
-from freetoken.recipe.load import load_recipe
+from freetoken.recipe.load import load_recipe, load_workload
 from freetoken.tuner import deploying
 from freetoken.tuner.deploying import DeployLauncher, pick_port
 
@@ -19,7 +19,7 @@ def launcher(monkeypatch, tmp_path):
     request = SimpleNamespace(recipe=loaded.recipe)
     site = SimpleNamespace(
         fix=lambda point, slots: request, forecast=lambda point: None, own_verdict=lambda point: point.get("own"),
-        workload=SimpleNamespace(shared_prefix_tokens=2048, prompt_tokens=768),
+        workload=load_workload("agent-8k"),
     )  # fmt: skip
     return DeployLauncher(loaded, site, "demo-tune", pick_port())
 
