@@ -35,6 +35,8 @@ class Knob(AdapterModel):
     low: float | None = None
     high: float | None = None
     changes_answers: bool = False
+    #: Choices that need a Python package which not every environment of the engine has, by its import name.
+    packages: dict[str, str] = {}
 
 
 class LaunchSpec(AdapterModel):

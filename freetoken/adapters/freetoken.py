@@ -61,7 +61,8 @@ class FreetokenAdapter(EngineAdapter):
         Knob(name="prefill_chunk_tokens", cost="restart", choices=(512, 1024, 2048, 4096, 8192)),
         Knob(name="memory_ratio", cost="restart", low=0.5, high=1.0),
         Knob(name="max_running_requests", cost="restart", low=1, high=64),
-        Knob(name="attention", cost="restart", choices=("triton", "fi")),
+        # FlashInfer is an extra of the engine's distribution: `ft engine install freetoken --accel`.
+        Knob(name="attention", cost="restart", choices=("triton", "fi"), packages={"fi": "flashinfer"}),
         Knob(name="prefill_overlap", cost="restart", choices=(True, False)),
         Knob(name="prefix_cache", cost="restart", choices=(True, False)),
         Knob(name="embed_on_host", cost="restart", choices=(True, False)),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: What an interpreter is asked only where its folders do not tell.
 _ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+_ASK_PACKAGE = "import importlib.util, sys; print(importlib.util.find_spec(sys.argv[1]) is not None)"
 _ASK_LIMIT_S = 20.0
 
 
@@ -113,7 +114,26 @@ def detect_version(python: Path, pythonpath: tuple[str, ...], distribution: str 
     for folder in (*map(Path, pythonpath), *_package_folders(python)):
         for found in sorted(folder.glob(f"{distribution.replace('-', '_')}-*.dist-info")):
             return found.name.removesuffix(".dist-info").partition("-")[2]
-    return _ask_version(str(python), pythonpath, distribution)
+    return _ask(_ASK, str(python), pythonpath, distribution)
+
+
+def list_lacking(ref: EngineRef, adapter: EngineAdapter) -> frozenset[str]:
+    """Packages (import names) that knobs of the engine need and its environment here surely does not have."""
+    home = find_engine(ref, adapter)
+    if home is None:
+        return frozenset()
+    wanted = {package for knob in adapter.knobs for package in knob.packages.values()}
+    return frozenset(one for one in wanted if has_package(home, one) is False)
+
+
+def has_package(home: EngineHome, package: str) -> bool | None:
+    """Whether the environment of `home` holds `package` (import name); None where its interpreter does not answer."""
+    folders = tuple(one for one in home.env.get("PYTHONPATH", "").split(os.pathsep) if one)
+    for folder in (*map(Path, folders), *_package_folders(home.interpreter)):
+        if (folder / package).is_dir():
+            return True
+    answer = _ask(_ASK_PACKAGE, str(home.interpreter), folders, package)
+    return None if answer is None else answer == "True"
 
 
 def _package_folders(python: Path) -> Iterator[Path]:
@@ -123,7 +143,8 @@ def _package_folders(python: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=16)
-def _ask_version(python: str, pythonpath: tuple[str, ...], distribution: str) -> str | None:
+def _ask(code: str, python: str, pythonpath: tuple[str, ...], name: str) -> str | None:
+    """What `python` prints for `code` with `name` as its argument; None where it fails or prints nothing."""
     import subprocess  # Slow to import, and `ft plan` comes here only where an engine is named without its version.
 
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
@@ -131,7 +152,7 @@ def _ask_version(python: str, pythonpath: tuple[str, ...], distribution: str) ->
         env["PYTHONPATH"] = os.pathsep.join(pythonpath)
     try:
         done = subprocess.run(
-            [python, "-c", _ASK, distribution], env=env, cwd="/", text=True, capture_output=True, timeout=_ASK_LIMIT_S,
+            [python, "-c", code, name], env=env, cwd="/", text=True, capture_output=True, timeout=_ASK_LIMIT_S,
             check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

@@ -18,6 +18,7 @@ from freetoken import paths
 from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
+from freetoken.deploy.engines import list_lacking
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
@@ -90,7 +91,7 @@ class Session:
         running = find_running(self.loaded.recipe.name, is_repairing=False)
         request = prepare_request(self.loaded, reclaimable=_reclaimable(running))
         adapter = DEFAULT_TOOLS.find_adapter(self.loaded.recipe.engine.name)
-        space = make_space(request, adapter)
+        space = make_space(request, adapter, list_lacking(self.loaded.recipe.engine, adapter))
         if space is None:
             raise UsageError(
                 f"`{self.loaded.recipe.name}` leaves nothing open: every setting has a value",

@@ -9,7 +9,7 @@ workload's concurrency only take memory: they are there for the engine's own def
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -138,9 +138,13 @@ class Space(TunerModel):
         return found
 
 
-def make_space(request: PlanRequest, adapter: EngineAdapter) -> Space | None:
-    """The knobs that are free for `request`; None where the recipe fixes all that the engine has."""
-    parameters = [one for knob in adapter.knobs if (one := _make_parameter(request, adapter, knob)) is not None]
+def make_space(request: PlanRequest, adapter: EngineAdapter, lacking: Container[str] = ()) -> Space | None:
+    """The knobs that are free for `request`; None where the recipe fixes all that the engine has.
+
+    Choices that need a package of `lacking` (import names) are left out: the engine would not start with them.
+    """
+    knobs = [_without(knob, lacking) for knob in adapter.knobs]
+    parameters = [one for knob in knobs if (one := _make_parameter(request, adapter, knob)) is not None]
     if any(one.name == "strategy" for one in parameters):
         parameters = [one.model_copy(update={"only_with": _only_with(request, one.name)}) for one in parameters]
     return Space(parameters=tuple(parameters)) if parameters else None
@@ -149,6 +153,11 @@ def make_space(request: PlanRequest, adapter: EngineAdapter) -> Space | None:
 def _only_with(request: PlanRequest, name: str) -> tuple[str, ...]:
     # Without a GPU the CPU's threads do everything, whatever the strategy.
     return () if name == "cpu_threads" and not request.hardware.gpus else _ONLY_WITH.get(name, ())
+
+
+def _without(knob: Knob, lacking: Container[str]) -> Knob:
+    choices = tuple(one for one in knob.choices if knob.packages.get(str(one), "") not in lacking)
+    return knob.model_copy(update={"choices": choices})
 
 
 def _make_parameter(request: PlanRequest, adapter: EngineAdapter, knob: Knob) -> Parameter | None:

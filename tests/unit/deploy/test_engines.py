@@ -11,7 +11,7 @@ from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.adapters.llamacpp import LlamaCppAdapter
 from freetoken.deploy import engine_install
 from freetoken.deploy.engine_install import install_missing
-from freetoken.deploy.engines import EngineHome, choose_version, detect_version, find_engine
+from freetoken.deploy.engines import EngineHome, choose_version, detect_version, find_engine, has_package, list_lacking
 from freetoken.errors import BadFileError, UsageError
 from freetoken.recipe.model import EngineRef
 
@@ -64,6 +64,23 @@ def test_the_version_is_read_off_the_environment_and_the_interpreter_asked_only_
     asking.write_text("#!/bin/sh\necho 0.2.0\n")
     asking.chmod(0o755)
     assert detect_version(asking, (), "freetoken") == "0.2.0"
+
+
+def test_packages_that_an_environment_lacks_are_known_without_a_start_of_the_engine(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    write_local(tmp_path, f"{{python: {sys.executable}, pythonpath: {packages}, version: 0.2.1}}")
+    assert list_lacking(REF, FreetokenAdapter()) == {"flashinfer"}
+    (packages / "flashinfer").mkdir(parents=True)
+    assert list_lacking(REF, FreetokenAdapter()) == set()
+    write_local(tmp_path, f"{{python: {tmp_path / 'nowhere'}, version: 0.2.1}}")
+    assert list_lacking(REF, FreetokenAdapter()) == set(), "an interpreter that does not answer is not said to lack it"
+
+
+def test_a_package_is_asked_for_where_the_folders_do_not_tell(tmp_path: Path) -> None:
+    home = EngineHome(Path(sys.executable), None)
+    assert has_package(home, "json") is True
+    assert has_package(home, "no_such_package") is False
+    assert has_package(EngineHome(tmp_path / "nowhere", None), "json") is None
 
 
 @pytest.mark.parametrize(

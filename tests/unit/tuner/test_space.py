@@ -137,6 +137,13 @@ def test_points_that_differ_only_in_what_does_nothing_are_one_point():
     assert space.canonical(hybrid) != space.canonical({**hybrid, "cpu_threads": 8})
 
 
+def test_a_choice_that_needs_a_package_is_left_out_where_the_package_is_not_there():
+    request, adapter = make_request(make_recipe(), make_machine(make_gpu(8, 7.6))), get_adapter("freetoken")
+    assert make_space(request, adapter)["attention"].choices == ("triton", "fi")
+    assert "attention" not in make_space(request, adapter, {"flashinfer"})
+    assert make_space(request, adapter, {"something_else"})["attention"].choices == ("triton", "fi")
+
+
 def test_the_planner_refuses_without_a_launch_and_says_how_much_is_missing():
     request = make_request(make_recipe(), make_machine(make_gpu(6, 5.6)))
     space = make_space(request, get_adapter("freetoken"))
