@@ -40,6 +40,8 @@ python3 -m freetoken status 2>&1 | tail -25
 python3 -m freetoken bench run --workload chat-2k --repeats 1 --limit 60s 2>&1 | tail -25
 python3 -m freetoken stop --all
 kill $holder
-say "kernels on the device"
-timeout ${TESTS_S:-300} python3 -m pytest -v -p no:cacheprovider -m gpu tests/unit/engine 2>&1 | tee "$out/kernels.log"
+if [ "${TESTS_S:-300}" -gt 0 ]; then
+  say "kernels on the device"
+  timeout ${TESTS_S:-300} python3 -m pytest -v -p no:cacheprovider -m gpu tests/unit/engine 2>&1 | tee "$out/kernels.log"
+fi
 say "done"

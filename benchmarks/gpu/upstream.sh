@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `ft` driving the upstream engine (freetoken 0.2.1) on a GPU held down to small cards. Usage: upstream.sh OUT_FOLDER STEPS...
 # STEPS: eight (8 GiB: start, again, grow, bench, strategy, stop), six (6 GiB: start, bench, stop), oom (memory that goes
-# away after the plan), tune (a detached `ft tune`; MINUTES and TUNE_SET), wait (follow a study until it ends or WAIT_S).
+# away after the plan), tune (a detached `ft tune`; MINUTES, TUNE_SET and STARTS of the search: the confirmation has up to
+# four more), wait (follow a study until it ends or WAIT_S), release (give back the memory that `tune` holds).
 # WHEELS: what the machine's Python lacks for ft; ENGINE: wheels of the engine; MAKER: make_checkpoint.py.
 set -uo pipefail
 out=$1; shift
@@ -34,13 +35,15 @@ for step in "$@"; do
     six) apply --recipe recipes/qwen3.6-35b-a3b-6gb.yaml --free-gib 6 --steps start,status,speed,stop \
            --bench "--workload agent-8k --repeats 1 --limit 60s"; logs ;;
     oom) apply --recipe recipes/qwen3.6-35b-a3b-8gb.yaml --free-gib 8 --less-mib "${LESS_MIB:-900}" --steps oom,status,stop; logs 3 ;;
-    tune) (setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > "$out/hold.log" 2>&1 &); sleep 6; cat "$out/hold.log"
+    tune) setsid python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" --for-s 3000 > "$out/hold.log" 2>&1 &
+      echo $! > "$out/hold.pid"; sleep 6; cat "$out/hold.log"
       $ft tune recipes/qwen3.6-35b-a3b-${FREE_GIB:-8}gb.yaml --set model.path=/tmp/deep --set headroom="${HEADROOM:-150MiB}" \
         --workload "${WORKLOAD:-agent-8k}" \
-        --budget "${MINUTES:-20}m" --starts 8 --detach ${TUNE_SET:-} 2>&1 | tail -20 ;;
+        --budget "${MINUTES:-20}m" --starts "${STARTS:-4}" --detach ${TUNE_SET:-} 2>&1 | tail -20 ;;
     wait) ends=$(( $(date +%s) + ${WAIT_S:-480} ))
       while [ "$(date +%s)" -lt $ends ] && $ft tune --status 2>&1 | tee "$out/status.txt" | grep -q running; do sleep 10; done
       cat "$out/status.txt"; $ft results 2>&1 | tail -30; cp -r $FT_STATE/*.db "$out/" ;;
+    release) kill "$(cat "$out/hold.pid")"; sleep 2 ;;
     *) echo "unknown step: $step" ;;
   esac
 done
