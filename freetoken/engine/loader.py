@@ -6,10 +6,8 @@ is allocated for a checkpoint that cannot be loaded.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,23 +20,22 @@ import torch
 from torch import nn
 
 from freetoken import units
-from freetoken.engine import fast_modules, hf
+from freetoken.engine import hf
 from freetoken.engine.banks import Bank, DiskBank, Progress, RamBank
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.convert import CheckpointPlan, DenseParameter, ExpertReader, plan_checkpoint
 from freetoken.engine.decode_graphs import DecodeGraphs
 from freetoken.engine.experts import ExpertRuntime
 from freetoken.engine.files import CheckpointFiles
-from freetoken.engine.kernels import decode, packed
+from freetoken.engine.kernels import packed
 from freetoken.engine.linears import HostEmbedding, PackedLinear
-from freetoken.engine.rehearsal import rehearse
+from freetoken.engine.quicken import quicken
 from freetoken.engine.strategies import CpuExperts, FusedExperts, OffloadExperts
 from freetoken.errors import BadFileError, DoesNotFitError, UsageError
 
 if TYPE_CHECKING:
     from freetoken.checkpoint.shape import ModelShape
 
-log = logging.getLogger("freetoken.engine")
 _READERS = 4
 _SHARED = re.compile(r"\.shared_(expert|experts|mlp)\.")
 #: Host RAM that is left to the system and to everything else when the bank's place is chosen.
@@ -112,7 +109,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     except BaseException:
         files.close()
         raise
-    graphs = _quicken(model, experts, device, dtype, config, notes)
+    graphs = quicken(model, experts, device, dtype, config, notes)
     if config.trace_path is not None:
         experts.record_trace(config.trace_path, config.model_path.name)
     return LoadedModel(config, model, text_config, device, dtype, experts, files, notes, graphs)
@@ -342,52 +339,6 @@ def _make_bank(
             hint="`experts_from: disk` reads them from the checkpoint on a miss",
         )
     return RamBank(reader, pin=device.type == "cuda", progress=progress, note=notes.append)
-
-
-# ---------------------------------------------------------------------- decode
-
-
-def _quicken(
-    model: Any,
-    experts: ExpertRuntime,
-    device: torch.device,
-    dtype: torch.dtype,
-    config: EngineConfig,
-    notes: list[str],
-) -> DecodeGraphs | None:
-    """Fewer launches for a decode step on a GPU; a CPU is not bound by them."""
-    if device.type != "cuda" or config.decode_graphs == "off":
-        return None
-    try:
-        if (problem := decode.describe(device)) is not None:
-            notes.append(problem)
-        found = fast_modules.install(model, device, dtype)
-        notes.extend(found.notes)
-        log.info("decode steps of few launches: %s", found.describe())
-        return _make_graphs(model, experts, found, notes) if config.decode_graphs == "on" else None
-    except Exception as error:  # nothing that only makes it faster may keep a model from being served
-        notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
-        return None
-
-
-def _make_graphs(
-    model: Any, experts: ExpertRuntime, found: fast_modules.FastModules, notes: list[str]
-) -> DecodeGraphs | None:
-    graphs = DecodeGraphs.install(model, experts, found, notes.append)
-    if graphs is None:
-        return None
-    started = time.perf_counter()
-    rehearse(model, graphs)
-    if graphs.problem is not None:
-        notes.append(f"decode steps are not replayed as graphs, which is slower: {graphs.problem}")
-    elif not graphs.captured_count:
-        notes.append("decode steps are not replayed as graphs so far: at the load none could be captured")
-    else:
-        log.info(
-            "decode steps are replayed as %d graphs, captured in %.1f s, which hold %s of VRAM",
-            graphs.captured_count, time.perf_counter() - started, units.format_bytes(graphs.held_bytes),
-        )  # fmt: skip
-    return graphs
 
 
 # ---------------------------------------------------------------------- memory

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from freetoken.engine import fast_modules, loader
+from freetoken.engine import fast_modules, quicken
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.decode_graphs import DecodeGraphs
 from freetoken.engine.decode_layers import Layer, Tensors
@@ -277,12 +277,12 @@ def test_layers_that_cannot_be_cut_say_why(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_load_says_when_steps_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "DecodeGraphs", PlainGraphs)
+    monkeypatch.setattr(quicken, "DecodeGraphs", PlainGraphs)
 
     def make(notes: list[str]) -> DecodeGraphs | None:
         loaded = open_model(tmp_path, "qwen3_5_moe")
         found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
-        return loader._make_graphs(loaded.model, loaded.experts, found, notes)
+        return quicken._make_graphs(loaded.model, loaded.experts, found, notes)
 
     notes: list[str] = []
     graphs = make(notes)
@@ -293,7 +293,7 @@ def test_the_load_says_when_steps_are_not_replayed(tmp_path: Path, monkeypatch: 
     assert make(notes) is not None
     assert notes == ["decode steps are not replayed as graphs so far: at the load none could be captured"]
     monkeypatch.undo()
-    monkeypatch.setattr(loader, "DecodeGraphs", PlainGraphs)
+    monkeypatch.setattr(quicken, "DecodeGraphs", PlainGraphs)
     monkeypatch.setattr(PlainGraphs, "_record", refuse)
     assert make(notes) is not None
     assert notes[1:] == ["decode steps are not replayed as graphs, which is slower: RuntimeError: no capture today"]
