@@ -48,8 +48,8 @@ PORT, MAX_OUTPUT_TOKENS = 1919, 2048
 @click.option("--experts-from", type=click.Choice(["auto", "ram", "disk"]), help="Where experts without a slot lie.")
 @click.option(
     "--decode-graphs", type=click.Choice(["auto", "on", "eager", "off"]), default="auto", show_default=True,
-    help="On a GPU: `on` replays decode steps as CUDA graphs where that can be (48 MiB), `eager` has them of few"
-    " launches alone, `off` leaves them to transformers; `auto` is `eager`.",
+    help="On a GPU: `on` replays decode steps as CUDA graphs where that can be (60 MiB), `eager` has them of few"
+    " launches alone, `off` leaves them to transformers; `auto` is `on`.",
 )  # fmt: skip
 @click.option("--prefix-cache/--no-prefix-cache", default=True, help="Keep finished requests' KV for their next turn.")
 @click.option(

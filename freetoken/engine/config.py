@@ -31,8 +31,8 @@ class EngineConfig(BaseModel):
     #: Threads of CPU work; 0 = torch's own choice.
     cpu_threads: int = Field(default=0, ge=0)
     embed_on_host: bool = False
-    #: `eager` = on a GPU, modules made of many small operations get a decode step of few; `on` also replays it as CUDA
-    #: graphs where that can be, `off` leaves both out. `auto` = `eager`: no graph has been measured on a GPU yet.
+    #: On a GPU: `on` replays decode steps as CUDA graphs where that can be, `eager` has them of few launches alone,
+    #: `off` leaves them to transformers. `auto` = `on`: 6.4 times the speed of `eager` (benchmarks/gpu/README.md).
     decode_graphs: Literal["auto", "on", "eager", "off"] = "auto"
     #: Where experts that are in no slot are read from; `auto` = RAM where the bank fits, else the checkpoint.
     experts_from: Literal["auto", "ram", "disk"] = "auto"

@@ -39,7 +39,7 @@ def quicken(
         found = fast_modules.install(model, device, dtype)
         notes.extend(found.notes)
         log.info("decode steps of few launches: %s", found.describe())
-        return _make_graphs(model, experts, found, notes) if config.decode_graphs == "on" else None
+        return None if config.decode_graphs == "eager" else _make_graphs(model, experts, found, notes)
     except Exception as error:  # nothing that only makes it faster may keep a model from being served
         notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
         return None

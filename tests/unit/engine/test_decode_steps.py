@@ -303,6 +303,68 @@ def refuse(*_: Any) -> Any:
     raise RuntimeError("no capture today")
 
 
+@pytest.fixture
+def a_gpu_of_plain_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quicken` for a GPU, with the CPU in its place."""
+    install = fast_modules.install
+    monkeypatch.setattr(
+        quicken.fast_modules, "install", lambda model, _, dtype: install(model, torch.device("cpu"), dtype)
+    )
+    monkeypatch.setattr(quicken.decode, "describe", lambda _: None)
+    monkeypatch.setattr(quicken, "DecodeGraphs", PlainGraphs)
+
+
+def quicken_for(device: str, loaded: LoadedModel, setting: str) -> list[str]:
+    """Decode steps of a loaded model made quick as for `device`; the sentences that tell what could not be had."""
+    notes: list[str] = []
+    config = loaded.engine_config.model_copy(update={"decode_graphs": setting})
+    loaded.graphs = quicken.quicken(loaded.model, loaded.experts, torch.device(device), loaded.dtype, config, notes)
+    return notes
+
+
+def changed_modules(loaded: LoadedModel) -> set[str]:
+    return {type(module).__name__ for module in loaded.model.modules() if "forward" in vars(module)}
+
+
+@pytest.mark.usefixtures("a_gpu_of_plain_graphs")
+@pytest.mark.parametrize(("setting", "has_graphs", "is_changed"), [
+    ("auto", True, True), ("on", True, True), ("eager", False, True), ("off", False, False),
+])  # fmt: skip
+def test_graphs_are_captured_on_a_gpu_unless_they_are_switched_off(
+    setting: str, has_graphs: bool, is_changed: bool, tmp_path: Path
+) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded = open_model(tmp_path, "qwen3_5_moe")
+    assert quicken_for("cuda", loaded, setting) == []
+    assert (loaded.graphs is not None, bool(changed_modules(loaded))) == (has_graphs, is_changed)
+    assert loaded.graphs is None or loaded.graphs.captured_count > LAYERS
+    assert difference(decode(loaded), right) < 2e-5
+
+
+@pytest.mark.usefixtures("a_gpu_of_plain_graphs")
+@pytest.mark.parametrize("setting", ["auto", "on", "eager", "off"])
+def test_a_cpu_has_nothing_to_capture(setting: str, tmp_path: Path) -> None:
+    loaded = open_model(tmp_path, "qwen3_5_moe")
+    assert quicken_for("cpu", loaded, setting) == []
+    assert (loaded.graphs, changed_modules(loaded)) == (None, set())
+
+
+@pytest.mark.usefixtures("a_gpu_of_plain_graphs")
+def test_a_capture_that_fails_at_the_load_leaves_steps_of_few_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = decode(open_model(tmp_path, "qwen3_5_moe"))
+    loaded = open_model(tmp_path, "qwen3_5_moe")
+    monkeypatch.setattr(PlainGraphs, "_record", refuse)
+    assert quicken_for("cuda", loaded, "auto") == [
+        "decode steps are not replayed as graphs, which is slower: RuntimeError: no capture today"
+    ]
+    assert loaded.graphs is not None
+    assert (loaded.graphs.captured_count, loaded.graphs.replayed_count) == (0, 0)
+    assert "Qwen3_5MoeSparseMoeBlock" in changed_modules(loaded)
+    assert difference(decode(loaded), right) < 2e-5
+
+
 def keep_first_calls(states_in: Any) -> Any:
     """States that the checks of a load find, and that no step finds."""
 
