@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.loader import LoadedModel, load_model
+from freetoken.engine.quicken import renew
 from freetoken.errors import FtError
 
 
@@ -221,6 +222,7 @@ def resize(loaded: LoadedModel, slots: int) -> None:
     except FtError as error:
         emit("resize", slots_before=before, asked=slots, error=str(error), slots=loaded.experts.expert_slots)
         return
+    renew(loaded.model, loaded.graphs)
     synchronize(loaded)
     emit("resize", slots_before=before, asked=slots, slots=got, seconds=time.perf_counter() - started)
 

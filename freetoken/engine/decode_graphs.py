@@ -6,11 +6,11 @@ starts the copies, while the one before keeps the GPU busy. A linear layer's sta
 their addresses on the device, so one set of graphs serves all sequences, and nothing is copied when another sequence
 has its turn.
 
-They are captured by a step after the load that no request waits for, and anew after a resize. A graph is compared with
-the same step run without it before it counts; the first failure of any kind turns all graphs off, with a sentence in
-the log, and steps go on without. A graph reads only what was alive when it was captured: its
-inputs are kept, and what is given later at another address is copied to them first. Whole steps as one graph were set
-aside: experts that are in no slot need the host.
+They are captured by a step that no request waits for: after the load, and anew in a live resize of the slots; keys and
+values are in none of them. A graph is compared with the same step run without it before it counts; the first failure of
+any kind turns all graphs off, with a sentence in the log, and steps go on without. A graph reads only what was alive
+when it was captured: its inputs are kept, and what is given later at another address is copied to them first. Whole
+steps as one graph were set aside: experts that are in no slot need the host.
 """
 
 from __future__ import annotations
@@ -117,15 +117,20 @@ class DecodeGraphs:
         self.problem = self.problem or problem
         self.reset()
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether experts lie elsewhere than when the graphs were captured: the next step captures them anew."""
+        return self.problem is None and self.runtime.decode_records_key() != self._records
+
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Steps within count nowhere, and bring experts to slots that go on to be free."""
-        self._is_rehearsing = True
+        """Steps within count nowhere, and leave slots as they were."""
+        self._is_rehearsing, replayed = True, self.replayed_count
         try:
-            yield
+            with self.runtime.lending():
+                yield
         finally:
-            self._is_rehearsing = False
-            self.replayed_count = 0
+            self._is_rehearsing, self.replayed_count = False, replayed
 
     def begin(self, cache: Any, dtype: torch.dtype) -> bool:
         """Look at what the coming step's graphs will reach: the states of `cache`, and where experts lie."""

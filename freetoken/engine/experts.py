@@ -135,8 +135,13 @@ class ExpertRuntime:
         raise NotImplementedError
 
     def lend(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
-        """As `place`, for one token of a step that counts nowhere: afterwards no slot counts as filled."""
+        """As `place`, for one token of a step that counts nowhere; within `lending` alone."""
         raise NotImplementedError
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Within, `lend` may put experts where others sit; afterwards they sit there again."""
+        yield
 
     def decode_placed(
         self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor

@@ -1,4 +1,4 @@
-"""What makes decode steps quick on a GPU: set up at the load.
+"""What makes decode steps quick on a GPU: set up at the load, graphs captured anew after a resize.
 
 Nothing here may keep a model from being served: what cannot be had is left out, with a sentence that says why.
 """
@@ -43,6 +43,18 @@ def quicken(
     except Exception as error:  # nothing that only makes it faster may keep a model from being served
         notes.append(f"decode steps are the model's own, which is slower: {type(error).__name__}: {error}")
         return None
+
+
+def renew(model: Any, graphs: DecodeGraphs | None) -> None:
+    """Captures `graphs` anew where a resize has moved what they read, so that no request waits for that."""
+    if graphs is None or not graphs.is_stale:
+        return
+    started = time.perf_counter()
+    rehearse(model, graphs)
+    if graphs.problem is None:
+        log.info("%d graphs captured anew in %.1f s", graphs.captured_count, time.perf_counter() - started)
+    else:
+        log.warning("decode steps are replayed as graphs no more, which is slower: %s", graphs.problem)
 
 
 def _make_graphs(

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from freetoken.engine.budget import RESERVE_BYTES, free_bytes
+from freetoken.engine.quicken import renew
 from freetoken.errors import FtError
 from freetoken.units import format_bytes
 
@@ -76,7 +77,19 @@ def slot_range(loaded: LoadedModel) -> tuple[int, int]:
 def rebuild(
     loaded: LoadedModel, pool: KvPool, *, expert_slots: int | None, kv_tokens: int | None, waiting_tokens: int
 ) -> RebuildResult:
-    """Resizes what is given; what shrinks goes first. `waiting_tokens` = the largest request that waits for KV."""
+    """Resizes what is given; what shrinks goes first. `waiting_tokens` = the largest request that waits for KV.
+
+    Graphs that read the slots are captured anew before the answer, whether new slots or the old ones are in force.
+    """
+    result = _resize(loaded, pool, expert_slots, kv_tokens, waiting_tokens)
+    if result.status != "failed":
+        renew(loaded.model, loaded.graphs)
+    return result
+
+
+def _resize(
+    loaded: LoadedModel, pool: KvPool, expert_slots: int | None, kv_tokens: int | None, waiting_tokens: int
+) -> RebuildResult:
     old_slots, old_kv = loaded.experts.expert_slots, pool.tokens
     slots, kv = old_slots if expert_slots is None else expert_slots, old_kv if kv_tokens is None else kv_tokens
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -248,13 +249,19 @@ class OffloadExperts(ExpertRuntime):
         return self._slots_of(batches[0], chosen)
 
     def lend(self, layer: int, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | None:
-        """The first slots, whatever they held."""
-        if len(self._table):
-            self._forget()
+        """The first slots, whatever they hold."""
         experts = np.unique(chosen)
         self._fetcher.fetch(layer, experts.tolist(), range(experts.size), self._pool)
         self._fetcher.join()
         return np.searchsorted(experts, chosen).astype(np.int32)
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Afterwards the first slots hold again what the table says."""
+        try:
+            yield
+        finally:
+            self._bring_back(self.min_slots)
 
     def decode_placed(
         self, layer: int, chosen: npt.NDArray[np.int64], hidden: torch.Tensor, weights: torch.Tensor
@@ -418,12 +425,20 @@ class OffloadExperts(ExpertRuntime):
         if not self.bank.is_resident:
             self._forget()
             return
-        self._fetcher.hold()
-        for layer, expert in self._table.residents():
-            slot = self._table.slot_of(layer, expert)
-            assert slot is not None
-            self._fetcher.fetch(layer, (expert,), (slot,), self._pool)
-        self._fetcher.join()
+        self._bring_back(self._table.slots)
+
+    def _bring_back(self, slots: int) -> None:
+        """Copy what the table says sits in the first `slots` from the bank; after a failure none counts as filled."""
+        try:
+            self._fetcher.hold()
+            for layer, expert in self._table.residents():
+                slot = self._table.slot_of(layer, expert)
+                if slot is not None and slot < slots:
+                    self._fetcher.fetch(layer, (expert,), (slot,), self._pool)
+            self._fetcher.join()
+        except BaseException:
+            self._forget()
+            raise
 
     def close(self) -> None:
         """Free slots, buffers and bank."""

@@ -193,11 +193,32 @@ def test_a_rehearsal_that_fails_leaves_a_model_that_answers(tmp_path: Path, monk
     assert difference(decode(loaded), right) < 2e-5
 
 
-def test_a_rehearsal_after_use_leaves_no_slot_that_claims_to_be_filled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"experts_from": "disk"}, {"experts_from": "ram"}, {"expert_slots": TOP_K}])
+def test_a_rehearsal_after_use_leaves_all_slots_as_they_were(settings: dict[str, Any], tmp_path: Path) -> None:
+    plain = open_model(tmp_path, "qwen3_5_moe", **settings)
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe", **settings)
+    assert difference(decode(loaded, seed=3), decode(plain, seed=3)) < 2e-5
+    replayed = graphs.replayed_count
+    rehearse(loaded.model, graphs)
+    assert graphs.replayed_count == replayed
+    assert difference(decode(loaded), decode(plain)) < 2e-5
+    assert loaded.experts.counters() == plain.experts.counters()
+
+
+def test_slots_that_cannot_be_given_back_count_as_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = decode(open_model(tmp_path, "qwen3_5_moe"))
     loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe")
     decode(loaded, seed=3)
-    rehearse(loaded.model, graphs)
+    fetcher = loaded.experts._fetcher  # type: ignore[attr-defined]
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetcher, "hold", fail)
+        rehearse(loaded.model, graphs)
+    assert graphs.problem == "OSError: the disk is gone"
+    assert len(loaded.experts._table) == 0  # type: ignore[attr-defined]
     assert difference(decode(loaded), right) < 2e-5
 
 
@@ -230,6 +251,88 @@ def test_the_engine_answers_the_same_requests_by_steps(family: str, tmp_path: Pa
     loaded, graphs = open_in_steps(tmp_path, family, **settings)
     assert answer_requests(loaded) == right
     assert graphs.replayed_count > 0
+
+
+def answer(engine: Engine) -> list[int]:
+    request = GenerationRequest(prompt_ids=(3, 14, 15, 92, 65), max_tokens=6, ignore_eos=True)
+    return list(engine.submit(request))
+
+
+def graph_counts(engine: Engine) -> tuple[int, int]:
+    told = engine.stats().graphs
+    assert told is not None
+    assert told.problem is None
+    return told.captured, told.replayed
+
+
+def test_no_request_waits_for_a_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the load, and not after a resize, in the middle of a request or between two."""
+    plain = Engine(
+        open_model(tmp_path, "qwen3_5_moe", kv_tokens=256), open_model(tmp_path, "qwen3_5_moe").engine_config
+    )
+    right = answer(plain)
+    plain.close()
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe", kv_tokens=256)
+    rehearse(loaded.model, graphs)  # what the load does
+    loaded.graphs, recorded = graphs, []
+    record = graphs._record
+    monkeypatch.setattr(graphs, "_record", lambda *given: (recorded.append(1), record(*given))[1])
+    engine = Engine(loaded, loaded.engine_config)
+    captured, replayed = graph_counts(engine)
+    assert (captured > LAYERS, replayed) == (True, 0)
+    assert answer(engine) == right
+    assert graph_counts(engine) == (captured, 5 * captured)
+    assert recorded == []
+    assert engine.rebuild(kv_tokens=200).status == "ok"  # keys and values are in no graph
+    assert recorded == []
+    assert engine.rebuild(expert_slots=8).status == "ok"
+    assert len(recorded) == captured
+    assert answer(engine) == right
+    assert graph_counts(engine) == (captured, 10 * captured)
+    tokens = iter(engine.submit(GenerationRequest(prompt_ids=(3, 14, 15, 92, 65), max_tokens=60, ignore_eos=True)))
+    long = [next(tokens)]
+    assert engine.rebuild(expert_slots=14, kv_tokens=256).status == "ok"
+    long += tokens
+    assert long[: len(right)] == right
+    assert graph_counts(engine) == (captured, 69 * captured)
+    assert len(recorded) == 2 * captured
+    engine.close()
+
+
+def test_graphs_are_captured_anew_for_old_slots_that_came_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe", kv_tokens=256)
+    rehearse(loaded.model, graphs)
+    loaded.graphs, captured = graphs, graphs.captured_count
+    engine = Engine(loaded, loaded.engine_config)
+
+    def grow(tokens: int) -> None:
+        raise MemoryError(f"no room for {tokens}")
+
+    monkeypatch.setattr(engine.pool, "resize", grow)
+    assert engine.rebuild(expert_slots=8, kv_tokens=300).status == "rejected"
+    assert loaded.experts.expert_slots == SLOTS
+    assert not graphs.is_stale
+    answer(engine)
+    assert graph_counts(engine) == (captured, 5 * captured)
+    engine.close()
+
+
+def test_a_capture_that_fails_in_a_resize_is_told_and_the_engine_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, graphs = open_in_steps(tmp_path, "qwen3_5_moe", kv_tokens=256)
+    rehearse(loaded.model, graphs)
+    loaded.graphs = graphs
+    engine = Engine(loaded, loaded.engine_config)
+    right = answer(engine)
+    monkeypatch.setattr(graphs, "_record", refuse)
+    assert engine.rebuild(expert_slots=8).status == "ok"
+    assert "decode steps are replayed as graphs no more, which is slower: RuntimeError: no capture today" in caplog.text
+    assert answer(engine) == right
+    told = engine.stats().graphs
+    assert told is not None
+    assert told.problem == "RuntimeError: no capture today"
+    engine.close()
 
 
 def test_what_does_not_agree_keeps_its_own_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
