@@ -136,7 +136,10 @@ def plan_lines(config: EngineConfig, loaded: LoadedModel) -> dict[str, Any]:
         lines = {"vram": model.vram_lines(request, settings), "ram": model.ram_lines(request, settings)}
     except (FtError, ValueError) as error:
         return {"error": str(error)}
-    return {place: {line.key: line.bytes for line in found} for place, found in lines.items()}
+    left_out = () if config.decode_graphs in ("auto", "on") else ("cuda_graphs",)  # a plan counts on graphs
+    return {
+        place: {line.key: line.bytes for line in found if line.key not in left_out} for place, found in lines.items()
+    }
 
 
 def read_tokens(options: argparse.Namespace, loaded: LoadedModel) -> list[int] | None:

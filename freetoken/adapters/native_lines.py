@@ -20,6 +20,12 @@ RECORD_ALIGN = 256
 RUNTIME_BYTES = {"cpu": 700 * MIB, "cuda": 2 * GIB}
 #: cuBLAS workspaces, kernel modules and what the allocator rounds up.
 ALLOCATOR_BYTES = 192 * MIB
+#: What a run with graphs of decode steps takes more than the same run without (benchmarks/gpu/README.md): 44 MiB that
+#: torch reserves, of which the graphs' own pool is 2, and 16 beside torch, for 130 graphs. `allocator` has none of
+#: that: it is a guess that was held against runs without graphs.
+CUDA_GRAPHS_BYTES = 60 * MIB
+#: Families whose layers `engine/decode_layers.py` cuts into graphs; the others decode by launches from Python.
+GRAPH_FAMILIES = ("qwen3_moe", "qwen3_5_moe", "mixtral", "olmoe")
 #: Eager modules keep more alive than a fused engine: intermediate copies of every projection.
 EAGER_FACTOR = 2.0
 #: What one staging buffer, and what weights unpacked at once on a GPU, may take (`engine/staging.py`, `compute.py`).
@@ -78,6 +84,11 @@ def unpacked_expert_bytes(shape: ModelShape, element: int) -> int:
     return experts.projections * experts.hidden_size * experts.intermediate_size * element
 
 
+def has_graphs(shape: ModelShape, device: str) -> bool:
+    """Whether decode steps are replayed as CUDA graphs, as far as a plan can tell: a capture may still fail."""
+    return device == "cuda" and shape.experts.count > 0 and shape.family.startswith(GRAPH_FAMILIES)
+
+
 def vram_lines(request: PlanRequest, settings: ResolvedSettings, gpu: Gpu) -> Iterator[Line]:
     """On CUDA: context, dense parts, caches and work space."""
     shape = request.shape
@@ -90,6 +101,15 @@ def vram_lines(request: PlanRequest, settings: ResolvedSettings, gpu: Gpu) -> It
     )
     yield from _dense_lines(shape, settings)
     yield Line(key="allocator", label="allocator and kernels", bytes=ALLOCATOR_BYTES, source="guess")
+    if has_graphs(shape, settings.device):
+        yield Line(
+            key="cuda_graphs",
+            label="CUDA graphs",
+            bytes=CUDA_GRAPHS_BYTES,
+            source="guess",
+            formula="measured on an H200: graphs, work space of their stream, the driver's share",
+            phases=("capture", *RUNNING),
+        )
     yield from _cache_lines(shape, settings)
     yield from _work_lines(shape, settings)
 

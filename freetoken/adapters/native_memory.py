@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from typing import Literal
 
 from freetoken.adapters.model_costs import active_parameters, hit_curve_prior, shape_source
-from freetoken.adapters.native_lines import cpu_lines, element_bytes, host_lines, loaded_bytes, record_bytes, vram_lines
+from freetoken.adapters.native_lines import (
+    cpu_lines,
+    element_bytes,
+    has_graphs,
+    host_lines,
+    loaded_bytes,
+    record_bytes,
+    vram_lines,
+)
 from freetoken.checkpoint.shape import ModelShape
 from freetoken.hardware.model import Gpu, Hardware
 from freetoken.planner.budget import RAM_HEADROOM_BYTES, available_ram, find_gpu
@@ -18,9 +26,13 @@ from freetoken.planner.memory import Admission, Line, ResolvedSettings, SpeedTra
 from freetoken.planner.plan import PlanRequest
 
 CHUNKS = (4096, 2048, 1024, 512, 256)
-#: Seconds that one layer costs in launches and Python, by device; on a GPU measured (benchmarks/gpu/README.md: 65 ms
-#: a token over 40 layers, of which bandwidths explain 3).
+#: Seconds that one layer costs in launches and Python, by device, in a prefill chunk and a decode step without graphs.
+#: On a GPU measured (benchmarks/gpu/README.md: 65 ms a token over 40 layers, of which bandwidths explain 3).
 LAYER_OVERHEAD_S = {"cpu": 0.0009, "cuda": 0.0016}
+#: The same for a decode step replayed as graphs, from the same page: 11.5 ms a token over 40 layers at 2,000 slots.
+#: Reads and misses explain 2.5 of them at the hit rate measured (0.858), which leaves 0.00023 s a layer, and 4.1 at
+#: the one planned (0.708), which leaves 0.00018: with what lies between, the run is predicted within 10 % by either.
+GRAPH_LAYER_OVERHEAD_S = 0.00021
 
 
 class NativeMemory:
@@ -170,7 +182,8 @@ def _speed_traits(request: PlanRequest, settings: ResolvedSettings) -> SpeedTrai
         resident_in="vram" if device == "cuda" else "ram",
         miss_path=_miss_path(request, settings),
         efficiency=0.6 if device == "cuda" else 0.4,
-        step_overhead_s=LAYER_OVERHEAD_S[device] * shape.layers,
+        step_overhead_s=shape.layers
+        * (GRAPH_LAYER_OVERHEAD_S if has_graphs(shape, device) else LAYER_OVERHEAD_S[device]),
         chunk_overhead_s=LAYER_OVERHEAD_S[device] * shape.layers,
         prefill_stream_bytes=experts.bank_bytes if settings.strategy != "fused" else 0,
         stream_path=_stream_path(request, settings),

@@ -31,8 +31,8 @@ from freetoken.engine.kernels import decode
 from freetoken.engine.rehearsal import check_layers
 
 log = logging.getLogger("freetoken.engine")
-#: VRAM that what graphs compute may hold; the planner sets 48 MiB aside, in which their stream's work space is too.
-#: A few MiB are usual; only experts without kernels, which are unpacked in between, hold more.
+#: VRAM that what graphs compute may hold; 2 MiB are usual, only experts without kernels, which are unpacked in between,
+#: hold more. The planner's line `cuda_graphs` has their stream's work space and the driver's share in it too.
 _MOST_BYTES = 40 << 20
 
 

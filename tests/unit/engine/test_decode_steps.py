@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from freetoken.adapters.native_lines import has_graphs
 from freetoken.engine import fast_modules, quicken
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.decode_graphs import DecodeGraphs
@@ -377,6 +378,15 @@ def test_layers_that_cannot_be_cut_say_why(tmp_path: Path, monkeypatch: pytest.M
         assert install("qwen3_5_moe") is None
         assert "`delta_step`" in notes.pop()
     assert notes == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plan_counts_on_graphs_for_the_families_that_can_be_cut(family: str, tmp_path: Path) -> None:
+    loaded, notes = open_model(tmp_path, family), []
+    found = fast_modules.install(loaded.model, loaded.device, loaded.dtype)
+    graphs = PlainGraphs.install(loaded.model, loaded.experts, found, notes.append)
+    assert (graphs is not None) == has_graphs(loaded.shape, "cuda")
+    assert not has_graphs(loaded.shape, "cpu")
 
 
 def test_the_load_says_when_steps_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
