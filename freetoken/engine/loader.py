@@ -128,6 +128,9 @@ def _open_device(config: EngineConfig) -> torch.device:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if not torch.cuda.is_available():
         raise UsageError("no CUDA device can be used by this PyTorch", hint="`--device cpu` runs on the CPU")
+    # On Hopper and the large Blackwells torch asks cuDNN first, which plans attention anew for every length of the KV:
+    # tens of ms in each step that reaches a length for the first time. The other kernels have no such plans.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda", _find_gpu(config.gpu))
     torch.cuda.set_device(device)
     return device

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from freetoken.engine import loader
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.loader import load_model
 from freetoken.errors import BadFileError, UsageError
@@ -154,3 +155,22 @@ def test_progress_ends_at_the_total_of_each_stage(tmp_path: Path) -> None:
 
     load_model(EngineConfig(model_path=folder, strategy="cpu"), progress).close()
     assert {stage: done == total for stage, (done, total) in seen.items()} == {"dense": True, "experts": True}
+
+
+def test_a_gpu_is_opened_without_attention_that_is_planned_for_every_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", opened.append)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        loader._open_device(EngineConfig(model_path=tmp_path, device="cpu"))
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        loader._open_device(EngineConfig(model_path=tmp_path, device="cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    assert opened == [torch.device("cuda", 0)]
