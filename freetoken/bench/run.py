@@ -31,6 +31,7 @@ Log = Callable[[str], None]
 WARM_UP_TOKENS = 96
 WARM_UP_PROMPT_TOKENS = 512
 CALIBRATION_CHARACTERS = 3000
+LEAST_CALIBRATION_CHARACTERS = 200
 _MOST_TRIES = 6
 #: Optional fields of a request, left out where an engine refuses to know them.
 _OPTIONAL = ("seed", "ignore_eos")
@@ -154,7 +155,15 @@ class _Run:
         self._log("warming up, and learning how many tokens a text has")
         most = max(64, self._workload.context_tokens * 2)
         text = f"# {make_nonce()}\n" + script.take_text(min(CALIBRATION_CHARACTERS, most))
-        timed = await self._ask(client, text, 1)
+        while True:
+            try:
+                timed = await self._ask(client, text, 1)
+                break
+            except (RequestFailedError, BadAnswerError) as error:
+                # A tokenizer of one token a byte needs four times the context that English or code should.
+                if error.code != "context_length_exceeded" or len(text) < LEAST_CALIBRATION_CHARACTERS:
+                    raise
+                text = text[: len(text) // 2]
         counted = timed.answer.prompt_tokens
         if counted is None:
             return

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from freetoken.tuner.memory import MemoryCorrection, Peak
-from freetoken.tuner.model import CostModel, Predicted
+from freetoken.tuner.model import RISKY, CostModel, Predicted
 from freetoken.tuner.objectives import Limit, Objective, penalised_cost
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import expected_gain
@@ -24,6 +24,8 @@ from freetoken.tuner.values import Measurement, Observation, Point, Stage
 
 #: The other strategy is tried when it is predicted to be at most this much slower.
 WITHIN = 0.30
+#: A strategy of which bandwidths alone say little is not the first to be started, unless it promises more than this.
+CAUTION = 0.20
 #: A prediction that is off by more than this hands over to the constrained sampler.
 OFF_MODEL = 0.10
 #: The sampler's turn comes once no probe of the corrected model promises more than this.
@@ -32,6 +34,13 @@ SEARCH_BELOW = 0.015
 START_MARGIN, LIVE_MARGIN = 1.7, 1.3
 #: More slots are worth a resize from this share on.
 GROW_FROM = 0.02
+#: What launches counts free memory anew; it is asked so often again for fewer slots after a no.
+GROW_REFUSALS = 2
+#: What the logarithm of a turn's time weighs beside an objective that leaves part of the turn out: a hair's breadth of
+#: decode speed is not worth a second more to the first token.
+TURN_WEIGHT = 0.01
+#: Stages that turn a knob of the start at hand.
+LIVE_STAGES = ("grow", "calibrate")
 #: Slots of the calibration, as shares of those that fit.
 CALIBRATION = 0.5
 #: Degrees of freedom that the bench's own word on its noise counts for.
@@ -71,6 +80,8 @@ class Method:
         self.can_resize = can_resize and any(one.cost == "live" for one in self.space)
         self.model = CostModel(site.rates, site.workload, site.cores, site.workload.concurrency)
         self.memory = MemoryCorrection()
+        #: Bytes below the limit to which whoever launches kept a point, in a start (False) and while one runs (True).
+        self._kept_free: dict[bool, float] = {False: 0.0, True: 0.0}
         self._fitted: int | None = None
         #: What is believed of each point, by objective; it holds until something is learned.
         self._beliefs: dict[str, dict[tuple[object, ...], float]] = {}
@@ -84,6 +95,7 @@ class Method:
             return
         self._fitted = key
         self._beliefs = {}
+        self._kept_free = {False: 0.0, True: 0.0}
         rows, peaks, scale, noise = [], [], None, self.noise(history)
         for one in history:
             forecast = self.site.forecast(one.point)
@@ -102,6 +114,10 @@ class Method:
             elif one.outcome.kind == "crash" and one.outcome.violation_bytes and not is_own:
                 missing = one.outcome.violation_bytes if one.outcome.violation_bytes > 1 else 0
                 peaks.append(Peak(chunk, planned, None, limit, missing))
+            elif one.outcome.kind == "refused" and not is_own:
+                is_live = one.stage in LIVE_STAGES
+                kept = limit - planned + one.outcome.violation_bytes
+                self._kept_free[is_live] = max(self._kept_free[is_live], kept)
         self.model.fit(rows)
         self.memory = MemoryCorrection(peaks, scale)
 
@@ -243,10 +259,11 @@ class Method:
     def _grow(
         self, point: Point, forecast: Forecast, tried: list[int], objective: Objective, history: Sequence[Observation]
     ) -> Proposal | None:
-        fits = self._safe_slots(forecast, LIVE_MARGIN)
+        fits = self._safe_slots(forecast, LIVE_MARGIN, is_live=True)
         if fits is None or fits < max(tried) * (1 + GROW_FROM):
             return None
-        if any(one.outcome.kind == "crash" and one.stage == "grow" for one in history):
+        failed = [one.outcome.kind for one in history if one.stage == "grow"]
+        if "crash" in failed or failed.count("refused") > GROW_REFUSALS:
             return None
         reason = f"the peak shows room for {fits - max(tried):,} more slots"
         return self._at(point, forecast, fits, "grow", reason, objective)
@@ -302,11 +319,13 @@ class Method:
         if best is None:
             return Proposal(ranked[0].point, "predicted", "the best predicted setting", float(costs[0]))
         gains = self._gains(ranked, history, objective)
-        is_fresh = self._start_key(ranked[0].point) not in keys
-        if is_fresh and not any(one.stage == "predicted" for one in tried):
-            return Proposal(
-                ranked[0].point, "predicted", "the best predicted setting", float(costs[0]), max(gains[0], 0.01)
-            )
+        if not any(one.stage == "predicted" for one in tried):
+            first = self._first_predicted(ranked, costs, tried)
+            if self._start_key(ranked[first].point) not in keys:
+                gain = max(float(gains[first]), 0.01)
+                return Proposal(
+                    ranked[first].point, "predicted", "the best predicted setting", float(costs[first]), gain
+                )
         for index, one in enumerate(ranked):
             strategy = one.point.get("strategy")
             is_untried = strategy is not None and not any(o.point.get("strategy") == strategy for o in tried)
@@ -315,6 +334,17 @@ class Method:
                 gain = max(float(gains[index]), 0.01)
                 return Proposal(self._carry(one.point, tried), "other strategy", reason, float(costs[index]), gain)
         return self._probe(history, objective, keys, ranked)
+
+    def _first_predicted(self, ranked: list[Candidate], costs: np.ndarray, tried: Sequence[Observation]) -> int:
+        """The best predicted one; where link and CPU were not measured together, a strategy that uses both waits.
+
+        It is put behind others that promise nearly as much, until it was tried.
+        """
+        seen = {one.point.get("strategy") for one in tried}
+        is_known = self.site.rates.cpu_overlap is not None
+        names = [one.point.get("strategy") for one in ranked]
+        doubt = [not is_known and name in RISKY and name not in seen for name in names]
+        return int(np.argmin(costs * np.where(doubt, 1 + CAUTION, 1.0)))
 
     def _lower(self, candidate: Candidate, tried: Sequence[Observation]) -> Candidate:
         """The same with a third fewer slots than the last that failed."""
@@ -391,9 +421,14 @@ class Method:
     def _start_key(self, point: Point) -> tuple[object, ...]:
         return self.space.start_key(self.space.canonical(point))
 
-    def _safe_slots(self, forecast: Forecast, deviations: float) -> int | None:
+    def _safe_slots(self, forecast: Forecast, deviations: float, *, is_live: bool = False) -> int | None:
+        """The most slots that measured peaks and the plan both allow.
+
+        The plan binds whoever launches, and later whoever applies the tuned recipe, whatever room a peak has shown.
+        """
         chunk = forecast.settings.prefill_chunk_tokens
-        return forecast.slots_within(self.memory.excess_bytes(chunk, deviations))
+        excess = max(self.memory.excess_bytes(chunk, deviations), self._kept_free[is_live])
+        return forecast.slots_within(excess)
 
     def candidate(self, point: Point, deviations: float = START_MARGIN) -> Candidate | None:
         """`point` with as many slots as surely fit; None where the planner says no."""
@@ -421,14 +456,14 @@ class Method:
             starts = [one if strategy is None else {**one, "strategy": strategy} for one in base]
             reached = [one for start in starts if (one := self._descend(start, objective)) is not None]
             if reached:
-                costs = self._costs(reached, objective)
+                costs = self._wishes(reached, objective)
                 found.append(reached[int(np.argmin(costs))])
         return found
 
     def _descend(self, start: Point, objective: Objective) -> Candidate | None:
         """The best predicted point that one-knob steps from `start` reach; `start` itself need not fit."""
         here = self.candidate(start)
-        cost = float(self._costs([here], objective)[0]) if here is not None else math.inf
+        cost = float(self._wishes([here], objective)[0]) if here is not None else math.inf
         point = start
         for _ in range(6):
             around = list(self._neighbours(point, keep="strategy"))
@@ -436,7 +471,7 @@ class Method:
                 around = list(self._pairs(point))
             if not around:
                 return here
-            costs = self._costs(around, objective)
+            costs = self._wishes(around, objective)
             index = int(np.argmin(costs))
             if costs[index] >= cost * 0.9995:
                 break
@@ -467,6 +502,12 @@ class Method:
 
     def _costs(self, candidates: Sequence[Candidate], objective: Objective) -> np.ndarray:
         return np.asarray(np.exp(self._log_costs(self.model.predict(candidates), objective)))
+
+    def _wishes(self, candidates: Sequence[Candidate], objective: Objective) -> np.ndarray:
+        """Costs by which predicted settings are ranked: of two that are alike in the objective the shorter turn."""
+        predicted = self.model.predict(candidates)
+        turn = np.log(predicted.turn_time_s(self.site.workload.output_tokens))
+        return np.asarray(np.exp(self._log_costs(predicted, objective) + TURN_WEIGHT * turn))
 
     def _log_costs(self, predicted: Predicted, objective: Objective) -> np.ndarray:
         """Log cost with the penalty of predicted misses. Efficiency has no model: time stands for it."""

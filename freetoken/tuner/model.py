@@ -55,7 +55,7 @@ _BLIND: dict[str, tuple[float, float]] = {
     "prefill_chunk_tokens": (0.01, 0.05),
 }
 #: Two processors at work at once: published cases are off by -14 % to 40 times.
-_RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.15, 0.15)}
+RISKY = {"hybrid": (0.35, 0.1), "cpu": (0.15, 0.15)}
 #: Slower than predicted by so much, as a logarithm, a strategy counts as broken.
 BROKEN_LOG = 0.7
 #: How sharply the slower side of `hybrid` counts alone: 1 would be the sum, infinity the maximum.
@@ -150,7 +150,7 @@ class CostModel:
     def _find_broken(self, measured: Sequence[tuple[Point, Forecast, int, Measurement]]) -> None:
         """Strategies that are far slower than any of their parts explains: their own factor takes all of it."""
         self.broken = set()
-        risky = [one for one in measured if one[0].get("strategy") in _RISKY]
+        risky = [one for one in measured if one[0].get("strategy") in RISKY]
         if not risky:
             return
         self.theta = np.zeros(len(self._prior_sds()))
@@ -213,7 +213,7 @@ class CostModel:
     def _prior_sds(self) -> Array:
         decode, prefill = [], []
         for name, value in self.names:
-            sds = _RISKY.get(value, _BLIND[name]) if name == "strategy" else _BLIND[name]
+            sds = RISKY.get(value, _BLIND[name]) if name == "strategy" else _BLIND[name]
             sds = (3.0, 0.3) if name == "strategy" and value in self.broken else sds
             # Factors are relative to the first point that was measured: what it shares with all is the machine's.
             sds = (1e-3, 1e-3) if name != "strategy" and self.reference.get(name) == value else sds

@@ -21,7 +21,7 @@ from freetoken.tuner.method import Method, distinct_starts
 from freetoken.tuner.objectives import Limit, Objective, missed_limits, pareto_front
 from freetoken.tuner.sampler import ModelSampler
 from freetoken.tuner.seeds import fit_seeds
-from freetoken.tuner.site import Forecast, Site
+from freetoken.tuner.site import Site
 from freetoken.tuner.stop import should_stop
 from freetoken.tuner.values import Observation, Outcome, Point
 from freetoken.units import format_seconds
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 RETRIES = 1
 #: So many starts without one that worked mean that something else than settings is wrong.
 HOPELESS_STARTS = 5
+#: So many refusals in a row mean that memory goes away faster than the search learns of it.
+HOPELESS_REFUSALS = 10
 
 
 class Budget(NamedTuple):
@@ -176,6 +178,9 @@ class Search:
         except BaseException:
             self._abandon(trial)
             raise
+        if outcome.kind == "refused":
+            # By whoever launches, who plans anew: no engine was started for it.
+            trial.set_user_attr(trials.START, 0)
         return self._keep(trial, outcome.model_copy(update={"duration_s": self.clock() - began_s}))
 
     def evaluate(self, point: Point, start: int) -> Outcome:
@@ -185,6 +190,8 @@ class Search:
         key = self._key(point)
         if key == self._running_key:
             outcome = self.launcher.resize(point)
+            if outcome.kind == "refused":
+                return outcome  # before anything was done: what runs goes on
         else:
             self._running_key, self._running_start = None, 0
             outcome = self.launcher.start(point)
@@ -235,15 +242,9 @@ class Search:
             return Outcome(kind="refused", violation_bytes=1, words="the engine has no such setting here")
         slots = self.method.slots_of(point, forecast)
         missing = max(forecast.missing_bytes, forecast.peak_at(slots) - forecast.limit_bytes)
-        # What was measured counts for more than the plan: room that a peak has shown may be used.
-        missing = min(missing, round(self._measured_excess(forecast, slots))) if missing > 0 else missing
         if missing <= 0:
             return None
         return Outcome(kind="refused", violation_bytes=max(1, missing), words=f"{missing:,} bytes are missing by plan")
-
-    def _measured_excess(self, forecast: Forecast, slots: int) -> float:
-        chunk = forecast.settings.prefill_chunk_tokens
-        return forecast.peak_at(slots) + self.method.memory.excess_bytes(chunk, 0.0) - forecast.limit_bytes
 
     def _key(self, point: Point) -> tuple[object, ...]:
         return self.site.space.start_key(self.site.space.canonical(point))
@@ -310,6 +311,9 @@ class Search:
             return "1 trial was made" if budget.trials == 1 else f"{budget.trials} trials were made"
         if distinct_starts(history) >= HOPELESS_STARTS and not any(one.outcome.is_ok for one in history):
             return f"none of {distinct_starts(history)} starts worked"
+        last = history[-HOPELESS_REFUSALS:]
+        if len(last) == HOPELESS_REFUSALS and all(one.outcome.kind == "refused" for one in last):
+            return f"the last {HOPELESS_REFUSALS} settings were refused: {last[-1].outcome.words}"
         if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
             return self._why_late(is_live=False)
         self.sampler.running_start = self._running_start

@@ -77,6 +77,21 @@ def test_chunks_of_several_tokens_are_counted_by_usage_and_told():
     assert result.is_valid
 
 
+def test_a_tokenizer_of_one_token_a_character_is_learned_within_the_context():
+    with run_precise_engine("--ttft-s", 0, "--itl-s", 0.001, "--context", 1024, "--characters", 1, "--counts") as url:
+        result = run_workload(url, make_workload(context_tokens=1024), repeats=1, options=QUICK)
+    assert result.is_valid
+    assert result.requests[0].prompt_tokens == pytest.approx(200, rel=0.1)
+
+
+def test_a_context_that_holds_nothing_is_told():
+    with (
+        run_precise_engine("--ttft-s", 0, "--itl-s", 0, "--context", 8) as url,
+        pytest.raises(BenchFailedError, match="prompt is too long"),
+    ):
+        run_workload(url, make_workload(), repeats=1, options=QUICK)
+
+
 def test_without_usage_figures_are_marked_as_estimated():
     with run_precise_engine("--ttft-s", 0, "--itl-s", 0.001, "--no-usage") as url:
         result = run_workload(url, make_workload(), repeats=1, options=QUICK)

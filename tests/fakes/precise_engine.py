@@ -57,7 +57,7 @@ class Engine:
             return 200, {"status": "ok"}
         if path == "/v1/messages/count_tokens" and self.options.counts:
             text = json.loads(body)["messages"][0]["content"]
-            return 200, {"input_tokens": len(text) // 4 + 7}
+            return 200, {"input_tokens": len(text) // self.options.characters + 7}
         if path == "/truth":
             return 200, self.truth
         if path == "/prompts":
@@ -67,7 +67,7 @@ class Engine:
     async def stream(self, body: dict[str, Any], received: float, writer: asyncio.StreamWriter, is_chat: bool) -> None:
         options, count = self.options, int(body.get("max_tokens", 16))
         prompt = body["prompt"] if not is_chat else "\n".join(str(one.get("content")) for one in body["messages"])
-        tokens = len(prompt) // 4
+        tokens = len(prompt) // options.characters
         self.prompts.append(prompt)
         if options.context and tokens + count > options.context:
             message = f"prompt is too long: {tokens} tokens > {options.context - count} maximum"
@@ -131,6 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--counts", action="store_true", help="answers /v1/messages/count_tokens")
     parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--characters", type=int, default=4, help="of one token")
     parser.add_argument("--cached", type=int)
     parser.add_argument("--most-tokens", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=0, help="from this completion on it answers 500")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from freetoken.tuner.method import Method
@@ -41,3 +42,51 @@ def test_the_best_follows_what_was_learned_last(method):
     history.append(observe(1, fast, 10.0))
     assert method.best(history).point == fast
     assert method.best(history[:1]).point == slow
+
+
+def propose_after_default(overlap):
+    """What comes after the default where `hybrid` is predicted a little faster than `offload`."""
+    site = make_site(3)
+    site.rates = site.rates._replace(cpu_overlap=overlap)
+    method = Method(site, TURN_TIME)
+    offload, hybrid = (method.candidate({**site.default_point(), "strategy": name}) for name in ("offload", "hybrid"))
+    history = [observe(0, {**offload.point, "prefill_chunk_tokens": 512}, 10.0, hit_ratio=0.5)]
+    method.learn(history)
+    method._ranked = lambda *_: [offload, hybrid]
+    method._costs = lambda candidates, objective: np.array(
+        [9.0 if one.point["strategy"] == "hybrid" else 9.5 for one in candidates]
+    )
+    return method.propose(history)
+
+
+def test_a_strategy_known_by_bandwidths_alone_is_not_the_first_to_be_started():
+    careful = propose_after_default(None)
+    assert (careful.stage, careful.point["strategy"]) == ("predicted", "offload")
+    measured = propose_after_default(30e9)
+    assert (measured.stage, measured.point["strategy"]) == ("predicted", "hybrid")
+
+
+def test_a_hair_of_decode_speed_is_not_bought_with_seconds_to_the_first_token(method):
+    (decode,) = pick_objectives(("decode_tps",))
+    method.learn([])
+    offload = [one for one in method._ranked([], decode) if one.point["strategy"] == "offload"]
+    assert len(offload) == 1
+    chosen = method.model.predict(offload)
+    for chunk in method.space["prefill_chunk_tokens"].values():
+        other = method.candidate({**offload[0].point, "prefill_chunk_tokens": chunk})
+        found = method.model.predict([other])
+        faster = float(chosen.step_s[0] / found.step_s[0]) - 1
+        longer = float(found.turn_time_s(500)[0] / chosen.turn_time_s(500)[0]) - 1
+        assert faster <= 0.011 * longer + 1e-4, f"chunk {chunk} decodes {faster:.2%} faster for {longer:.0%} of a turn"
+
+
+def test_decode_speed_worth_having_is_chosen_over_the_turn(method):
+    objectives = pick_objectives(("decode_tps", "turn_time"))
+    method.learn([])
+    chunks = [
+        one.point["prefill_chunk_tokens"]
+        for objective in objectives
+        for one in method._ranked([], objective)
+        if one.point["strategy"] == "offload"
+    ]
+    assert chunks[0] < chunks[1]

@@ -7,7 +7,7 @@ from benchmarks.tuner.machines import WORKLOAD
 from freetoken.adapters import get_adapter
 from freetoken.planner.roofline import predict_speed
 from freetoken.tuner.memory import MemoryCorrection, Peak
-from freetoken.tuner.model import CostModel
+from freetoken.tuner.model import PRIORS, CostModel
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
 from freetoken.tuner.values import Measurement
@@ -56,10 +56,14 @@ def test_of_two_sides_the_slower_one_counts_and_near_the_balance_both_do():
     assert steps[2] == min(steps[:5])
     assert steps[0] > steps[1] > steps[2] < steps[3] < steps[4]
     # A faster link also helps where the CPU is the slower side, if less than where the link is.
-    model.theta[3] = 0.1
+    model.theta[index("pcie")] = 0.1
     faster = model.predict(ask).step_s
     gains = np.log(steps / faster)
     assert gains[0] < 1e-9 < gains[1] < gains[2] < gains[4]
+
+
+def index(name):
+    return list(PRIORS).index(name)
 
 
 def measured_at(site, model, point, slots, factor=1.0):
@@ -76,7 +80,7 @@ def test_two_slot_counts_pin_the_parameters_that_matter():
     truth = nominal(site)
     point = {**site.default_point(), "strategy": "offload", "prefill_chunk_tokens": 4096}
     truth.features([(point, site.forecast(point), 1000)])
-    truth.theta[[0, 1, 3]] = [-0.3, 0.4, 0.15]  # curve, step overhead, PCIe
+    truth.theta[[index("curve"), index("step_overhead"), index("pcie")]] = [-0.3, 0.4, 0.15]
     model = nominal(site)
     rows = [(point, site.forecast(point), n, measured_at(site, truth, point, n)) for n in (1000, 2000, 3000)]
     model.fit(rows)

@@ -40,6 +40,51 @@ def test_a_point_that_the_planner_refuses_costs_no_start():
     assert launcher.log == []
 
 
+def test_who_launches_may_refuse_too_and_is_asked_for_less_in_the_same_start():
+    class Careful(ScriptedLauncher):
+        """Counts 40 MiB less as free while an engine runs than the plan that the search knows."""
+
+        def resize(self, point):
+            forecast, slots = site.forecast(point), point["expert_slots"]
+            missing = forecast.peak_at(slots) + (40 << 20) - forecast.limit_bytes
+            if missing > 0:
+                self.log.append(("refused", dict(point)))
+                return Outcome(kind="refused", violation_bytes=missing, words="by plan")
+            return super().resize(point)
+
+    site, launcher = make_site(2), Careful(seed=2)
+    end = make_search(launcher, site).run()
+    refused = [one for one in end.observations if one.outcome.kind == "refused" and one.stage == "grow"]
+    grown = [one for one in end.observations if one.outcome.is_ok and one.stage == "grow"]
+    assert refused
+    assert grown
+    assert {one.start for one in refused} == {0}, "no engine was started for it"
+    first = refused[0].number
+    assert end.observations[first + 1].stage == "grow"
+    assert end.observations[first + 1].start == end.observations[first - 1].start
+    assert end.observations[first + 1].point["expert_slots"] < refused[0].point["expert_slots"]
+    assert launcher.stops == 0
+    assert launcher.starts == end.starts
+
+
+def test_no_room_beyond_the_plan_is_used_whatever_a_peak_has_shown():
+    site, launcher = make_site(13), ScriptedLauncher(seed=13)
+    assert launcher.machine.workspace_bytes < -100 << 20, "this machine has much more room than its plan says"
+    end = make_search(launcher, site).run()
+    started = [one for one in end.observations if one.start]
+    assert len(started) > 3
+    for one in started:
+        forecast = site.forecast(one.point)
+        assert forecast.peak_at(one.point["expert_slots"] if forecast.high else 0) <= forecast.limit_bytes
+
+
+def test_a_launcher_that_refuses_everything_ends_a_search():
+    launcher = ScriptedLauncher(seed=2, fate=lambda *_: Outcome(kind="refused", violation_bytes=1, words="no room"))
+    end = make_search(launcher, budget=Budget(starts=5)).run()
+    assert end.reason == "the last 10 settings were refused: no room"
+    assert end.starts == 0
+
+
 @pytest.mark.parametrize("kind", ["crash", "hang", "garbage"])
 def test_an_engine_that_fails_in_any_way_costs_one_trial(kind):
     def fate(number, point):
