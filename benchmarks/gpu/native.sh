@@ -24,7 +24,7 @@ holder=$!
 for _ in $(seq 100); do [ -s "$out/hold.log" ] && break; sleep 0.2; done
 cat "$out/hold.log"
 say "offload at two slot counts"
-for mode in ${MODES:-eager on}; do
+for mode in ${MODES-eager on}; do
   timeout 150 python3 benchmarks/native_engine.py --model /tmp/deep --device cuda --slots "${SLOTS:-2000,1000}" \
     --prompt-tokens 2000 --decode-tokens 128 --chunk 1024 --decode-graphs "$mode" --quiet \
     > "$out/native_$mode.jsonl" 2> "$out/native_$mode.err"
