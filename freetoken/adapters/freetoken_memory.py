@@ -36,6 +36,9 @@ from freetoken.units import MIB, format_bytes, format_count
 
 CHUNKS = (8192, 4096, 2048, 1024, 512)
 DEFAULT_RATIO = 0.9
+#: A start leaves room for a live resize to so many more slots, as a share; with ratios up to 0.96 the engine was seen
+#: to run.
+GROWTH, MOST_ROOMY_RATIO = 0.25, 0.96
 #: Two layers of experts are borrowed for prefill where the slots hold them.
 OVERLAP_LAYERS = 2
 #: Formats whose experts can be resident without slots.
@@ -82,7 +85,7 @@ class FreetokenMemory:
             both = OVERLAP_LAYERS * request.shape.experts.per_layer
             update["prefill_overlap"] = settings.expert_slots >= both and not settings.cpu_layers
         if request.recipe.settings.memory_ratio == "auto":
-            update["memory_ratio"] = self._least_ratio(request, settings)
+            update["memory_ratio"] = self._choose_ratio(request, settings)
         return settings.model_copy(update=update)
 
     def admission(self, request: PlanRequest, settings: ResolvedSettings) -> Admission:
@@ -155,15 +158,17 @@ class FreetokenMemory:
         kv = arithmetic.compute_kv_bytes(request.shape) * settings.kv_tokens
         return kv + (0 if settings.strategy == "fused" else slot_bytes(request.shape) * settings.expert_slots)
 
-    def _least_ratio(self, request: PlanRequest, settings: ResolvedSettings) -> float:
+    def _choose_ratio(self, request: PlanRequest, settings: ResolvedSettings) -> float:
+        """The ratio of a start whose sizes are all given: it allocates nothing, and bounds every later resize."""
         free = self.free_before_load(request, settings)
-        taken = self._cache_bytes(request, settings) + self.weight_bytes(request, settings)
-        taken += self.fixed_bytes(request, settings)
         if free <= 0:
             return 1.0
+        taken = self._cache_bytes(request, settings) + self.weight_bytes(request, settings)
+        taken += self.fixed_bytes(request, settings)
+        more = int(GROWTH * settings.expert_slots) * slot_bytes(request.shape)
         # Rounded up to a whole percent, so that a reading of B that is a little off still admits the plan.
-        needed = -(-taken * 100 // free) / 100
-        return min(1.0, max(DEFAULT_RATIO, needed))
+        needed, roomy = (-(-one * 100 // free) / 100 for one in (taken, taken + more))
+        return min(1.0, max(DEFAULT_RATIO, needed, min(MOST_ROOMY_RATIO, roomy)))
 
     def vram_lines(self, request: PlanRequest, settings: ResolvedSettings) -> tuple[Line, ...]:
         """All VRAM lines in the order in which the engine allocates."""

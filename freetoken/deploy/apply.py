@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from freetoken.recipe.load import LoadedRecipe
 
 
+#: How a line of progress begins that tells of a live resize that was not had.
+NOT_LIVE = "not possible live"
+
+
 class RefusedError(DoesNotFitError):
     """The planner's no, with all of its reasons."""
 
@@ -266,7 +270,7 @@ class Application:
                 proof = self.launcher.prove(run)
             except (FtError, StartFailure) as error:
                 self.launcher.check_stopped("being resized")
-                self.say("resize", f"not possible live: {error}")
+                self.say("resize", f"{NOT_LIVE}: {error}")
                 self.launcher.corrections.append(f"live resize: {error}")
                 return None
             self.launcher.check_stopped("being resized")

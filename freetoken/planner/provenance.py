@@ -38,7 +38,7 @@ def _reason(request: PlanRequest, budget: Budget, name: str) -> str:
         case "expert_slots":
             return _slots_reason(budget)
         case "memory_ratio":
-            return "the least that lets the engine's own rule admit slots and KV, and no less than its default"
+            return "so that the engine's own rule admits slots and KV, and a live resize to more; all sizes are given"
         case "gpu" | "device":
             return "the fastest GPU with free VRAM" if settings.device == "cuda" else "no GPU that this engine can use"
         case "attention":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from freetoken.deploy import ending, runs
-from freetoken.deploy.apply import RefusedError, apply_recipe
+from freetoken.deploy.apply import NOT_LIVE, RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.hits import make_hit_counter
 from freetoken.deploy.start import find_free_port
@@ -59,6 +59,7 @@ class DeployLauncher:
     running: ApplyResult | None = field(default=None, init=False)
     #: The last result in full, for the store.
     result: BenchResult | None = field(default=None, init=False)
+    _said_of_resize: str = field(default="", init=False)
     _measured: int = field(default=0, init=False)
     _longest_s: float = field(default=0.0, init=False)
 
@@ -87,10 +88,14 @@ class DeployLauncher:
         return self._apply(point)
 
     def resize(self, point: Point) -> Outcome:
-        """The apply loop finds that a live resize is the least that gets there."""
-        return self._apply(point)
+        """The apply loop finds that a live resize is the least that gets there.
 
-    def _apply(self, point: Point) -> Outcome:
+        Where the engine will not have it, it goes on as it was: a restart is for the search to decide.
+        """
+        self._said_of_resize = ""
+        return self._apply(point, is_live=True)
+
+    def _apply(self, point: Point, *, is_live: bool = False) -> Outcome:
         tools, is_default = self.tools, self.site.own_verdict(point) is not None
         if is_default:
             # As whoever gives no flags would have it: it need not hold a full chunk, only what the workload asks for.
@@ -98,7 +103,7 @@ class DeployLauncher:
         try:
             self.running = apply_recipe(
                 self.recipe_at(point), name=self.name, progress=self._show, tools=tools, is_waiting=True,
-                is_forced=is_default,
+                is_forced=is_default, confirm=_leave_as_it_is if is_live else None,
             )  # fmt: skip
         except RefusedError as error:
             missing = max(1, error.refusal.missing_bytes)
@@ -106,12 +111,16 @@ class DeployLauncher:
         except NotReadyError as error:
             return self._classify(error)
         except FtError as error:
+            if is_live and self._said_of_resize:
+                return self._classify_resize(FtError(self._said_of_resize))
             # A port that another process took in this moment says nothing of the settings.
             is_taken = error.message.startswith("port ") and "is taken" in error.message
             return Outcome(kind="invalid" if is_taken else "crash", words=_words(error))
         return Outcome(kind="ok", run_id=self.running.run_id)
 
     def _show(self, step: Step) -> None:
+        if step.phase == "resize" and step.message.startswith(NOT_LIVE):
+            self._said_of_resize = step.message
         if not step.is_update:
             self.log(f"{step.phase}: {step.message}")
 
@@ -123,6 +132,14 @@ class DeployLauncher:
         is_memory = found is not None and found.kind in _MEMORY_KINDS
         missing = (found.missing_bytes or 1) if found is not None and is_memory else 0
         return Outcome(kind="crash", violation_bytes=missing, words=_words(error))
+
+    def _classify_resize(self, error: FtError) -> Outcome:
+        """Refused where the engine has kept what it had; else a resize that went wrong, as a start would."""
+        found = find_running(self.name)
+        outcome = self._classify(error)
+        if "`rejected`" not in error.message or found is None or not found.life.is_living:
+            return outcome
+        return Outcome(kind="refused", violation_bytes=max(1, outcome.violation_bytes), words=outcome.words)
 
     def measure(self, *, is_unseen: bool = False) -> Outcome:
         """The workload's figures on what runs. Prompts are the same text in every trial, each with a fresh start."""
@@ -187,6 +204,10 @@ class DeployLauncher:
     def settings_now(self) -> dict[str, Any]:
         """Effective settings of what runs; {} where nothing does."""
         return self.running.plan.settings.model_dump(mode="json") if self.running is not None else {}
+
+
+def _leave_as_it_is(question: str) -> bool:
+    return False
 
 
 def pick_port() -> int:

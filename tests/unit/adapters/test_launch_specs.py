@@ -127,13 +127,23 @@ def test_the_command_line_of_native_is_one_that_serve_understands():
     ({"expert_slots": 400, "kv_tokens": 9000, "prefill_overlap": False, "expert_load": "serial"},
      ("expert_slots", "kv_tokens")),
     ({"memory_ratio": 0.85}, ()),
-    ({"memory_ratio": 0.95}, None),
+    ({"memory_ratio": 0.97}, None),
     ({"strategy": "hybrid"}, None),
     ({"prefill_chunk_tokens": 512}, None),
 ])  # fmt: skip
 def test_what_can_be_turned_live_on_freetoken(changes, expected):
     old = freetoken_plan().settings
     assert FreetokenAdapter().live_changes(old, old.model_copy(update=changes)) == expected
+
+
+@pytest.mark.parametrize("slots", [700, 1000, 1150])
+def test_a_start_with_fewer_slots_than_fit_leaves_a_live_resize_the_room_that_the_plan_sees(slots):
+    """The ratio of a start is what the engine holds every later resize to, whatever is free by then."""
+    most = freetoken_plan().settings.expert_slots
+    settings = freetoken_plan(settings={"expert_slots": slots}).settings
+    request = make_request(make_recipe(), make_machine(make_gpu(6, 5.6, uuid="GPU-1")))
+    grown = settings.model_copy(update={"expert_slots": min(most, slots * 5 // 4)})
+    assert FreetokenAdapter().memory_model.admission(request, grown).is_admitted
 
 
 def test_our_own_engine_imports_what_this_process_can(monkeypatch, tmp_path):

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from freetoken.adapters.base import DefaultSlots
+from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.deploy import runs
+from freetoken.deploy.tools import Step
 from freetoken.errors import FtError
 from freetoken.recipe.load import load_recipe, load_workload
 from freetoken.tuner import deploying
@@ -80,3 +82,36 @@ def test_what_ran_for_the_study_leaves_no_declaration(launcher):
     launcher.stop()
     assert [one.name for one in runs.read_declarations()] == ["demo"]
     launcher.stop()  # harmless where there is none
+
+
+def resize_with(launcher, monkeypatch, said, *, is_living=True):
+    """The outcome of a resize of which the apply loop says `said`."""
+
+    def apply(loaded, *, progress, confirm, **_):
+        progress(Step("resize", f"not possible live: {said}"))
+        assert confirm("end what runs?") is False, "a trial that turns a live knob ends nothing"
+        raise FtError("`demo-tune` was left as it is")
+
+    monkeypatch.setattr(deploying, "apply_recipe", apply)
+    found = SimpleNamespace(life=SimpleNamespace(is_living=is_living))
+    monkeypatch.setattr(deploying, "find_running", lambda name: found)
+    launcher.site.adapter = FreetokenAdapter()
+    return launcher.resize({})
+
+
+REJECTED = (
+    "the engine answered `rejected`: requested cache (moe=2937 slots, kv=8192 pages, mamba=1 slots) needs 5.03 GiB > "
+    "budget 4.89 GiB; old cache kept, still serving"
+)
+
+
+def test_a_resize_that_the_engine_rejects_is_refused_and_restarts_nothing(launcher, monkeypatch):
+    outcome = resize_with(launcher, monkeypatch, REJECTED)
+    assert outcome.kind == "refused"
+    assert outcome.violation_bytes > 0
+    assert "5.03 GiB > budget 4.89 GiB" in outcome.words
+
+
+def test_a_resize_that_breaks_the_engine_is_a_crash(launcher, monkeypatch):
+    assert resize_with(launcher, monkeypatch, REJECTED, is_living=False).kind == "crash"
+    assert resize_with(launcher, monkeypatch, "CUDA out of memory. Tried to allocate 64.00 MiB").kind == "crash"
