@@ -33,8 +33,8 @@ LAYER_OVERHEAD_S = {"cpu": 0.0009, "cuda": 0.0016}
 #: Reads and misses explain 2.5 of them at the hit rate measured (0.858), which leaves 0.00023 s a layer, and 4.1 at
 #: the one planned (0.708), which leaves 0.00018: with what lies between, the run is predicted within 10 % by either.
 GRAPH_LAYER_OVERHEAD_S = 0.00021
-#: Of each token beside the model on a GPU: scheduling, sampling, detokenising, the reply. The demo's four layers gave 370
-#: tok/s through the server, 2.7 ms, of which their overhead explains 0.84 (same page).
+#: Of each token beside the model on a GPU: scheduling, sampling, detokenising, the reply. The demo's four layers gave
+#: 370 tok/s through the server, 2.7 ms, of which their overhead explains 0.84 (same page).
 SERVER_STEP_S = 0.0018
 
 
