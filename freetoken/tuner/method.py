@@ -36,6 +36,8 @@ START_MARGIN, LIVE_MARGIN = 1.7, 1.3
 GROW_FROM = 0.02
 #: What launches counts free memory anew; it is asked so often again for fewer slots after a no.
 GROW_REFUSALS = 2
+#: Relative noise of one measurement beyond which a start that pins the model is measured again.
+DISTURBED = 0.10
 #: What the logarithm of a turn's time weighs beside an objective that leaves part of the turn out: a hair's breadth of
 #: decode speed is not worth a second more to the first token.
 TURN_WEIGHT = 0.01
@@ -97,6 +99,7 @@ class Method:
         self._beliefs = {}
         self._kept_free = {False: 0.0, True: 0.0}
         rows, peaks, scale, noise = [], [], None, self.noise(history)
+        calm = {one.number for one in self._calm(history)}
         for one in history:
             forecast = self.site.forecast(one.point)
             if forecast is None:
@@ -108,7 +111,8 @@ class Method:
             # The engine's default is started as it is and never asked for the full chunk that its plan holds.
             is_own = self.site.own_verdict(one.point) is not None
             if one.measurement is not None:
-                rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
+                if one.number in calm:
+                    rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
                 if one.measurement.peak_bytes is not None and not is_own:
                     peaks.append(Peak(chunk, planned, one.measurement.peak_bytes, limit))
             elif one.outcome.kind == "crash" and one.outcome.violation_bytes and not is_own:
@@ -170,13 +174,18 @@ class Method:
 
     def _scores(self, history: Sequence[Observation], objective: Objective) -> dict[tuple[object, ...], float]:
         found: dict[tuple[object, ...], list[float]] = {}
-        for one in history:
+        for one in self._calm(history):
             if one.measurement is None:
                 continue
             cost = penalised_cost(objective, one.measurement, self.limits)
             if cost is not None:
                 found.setdefault(self._key(one.point), []).append(math.log(cost))
         return {key: math.exp(sum(costs) / len(costs)) for key, costs in found.items()}
+
+    def _calm(self, history: Sequence[Observation]) -> list[Observation]:
+        """`history` without disturbed measurements of points that were measured in peace as well."""
+        in_peace = {self._key(one.point) for one in history if one.measurement and not _is_disturbed(one)}
+        return [one for one in history if not _is_disturbed(one) or self._key(one.point) not in in_peace]
 
     def _key(self, point: Point) -> tuple[object, ...]:
         return tuple(self.space.canonical(point).items())
@@ -188,7 +197,7 @@ class Method:
         """
         said = self.said_noise(history)
         logs: dict[tuple[object, ...], list[float]] = {}
-        for one in history:
+        for one in self._calm(history):
             cost = self.objectives[0].cost(one.measurement) if one.measurement is not None else None
             if cost is not None:
                 logs.setdefault(self._key(one.point), []).append(math.log(cost))
@@ -198,7 +207,7 @@ class Method:
 
     def said_noise(self, history: Sequence[Observation]) -> float:
         """Relative noise of one measurement by the bench's own word: the median."""
-        said = [one.measurement.noise_ratio for one in history if one.measurement is not None]
+        said = [one.measurement.noise_ratio for one in self._calm(history) if one.measurement is not None]
         return float(np.median(said)) if said else 0.02
 
     # -- what to do -------------------------------------------------------------------------------------------
@@ -238,6 +247,8 @@ class Method:
         forecast = self.site.forecast(last.point)
         if forecast is None:
             return None
+        if (disturbed := self._disturbed(history, last)) is not None:
+            return disturbed
         if (
             self.can_resize
             and forecast.high
@@ -255,6 +266,19 @@ class Method:
                         last.point, forecast, slots, "calibrate", "a second slot count pins the hit curve", objective
                     )
         return self._repeat(history, running, objective)
+
+    def _disturbed(self, history: Sequence[Observation], last: Observation) -> Proposal | None:
+        """What the model is pinned by, once more where something came between: kernels were compiled, or a neighbour.
+
+        On a machine's first start a prompt of a new length can take three times as long as the next.
+        """
+        if last.stage not in ("default", "calibrate") or not _is_disturbed(last):
+            return None
+        key = self._key(last.point)
+        count = sum(self._key(one.point) == key for one in history if one.measurement is not None)
+        if count > 1:
+            return None
+        return Proposal(last.point, "repeat", "something came between its repeats", is_live=True)
 
     def _grow(
         self, point: Point, forecast: Forecast, tried: list[int], objective: Objective, history: Sequence[Observation]
@@ -582,6 +606,10 @@ class Method:
             along = abs(a - b) / max(1e-9, one.high - one.low) if one.kind != "choice" else 1.0
             far += 10.0 if one.name == "strategy" else min(1.0, 0.2 + along)
         return far, anchor[2]
+
+
+def _is_disturbed(one: Observation) -> bool:
+    return one.measurement is not None and one.measurement.noise_ratio > DISTURBED
 
 
 def _with_noise(measurement: Measurement, noise_ratio: float) -> Measurement:

@@ -90,3 +90,28 @@ def test_decode_speed_worth_having_is_chosen_over_the_turn(method):
         if one.point["strategy"] == "offload"
     ]
     assert chunks[0] < chunks[1]
+
+
+def test_a_disturbed_measurement_that_pins_the_model_is_made_once_more(method):
+    point = method.candidate({**method.site.default_point(), "strategy": "offload"}).point
+    calm = [observe(0, point, 10.0, noise_ratio=0.02)]
+    assert method.propose(calm, running=1).stage != "repeat"
+    disturbed = [observe(0, point, 12.0, noise_ratio=0.13)]
+    again = method.propose(disturbed, running=1)
+    assert (again.stage, again.is_live, again.point) == ("repeat", True, point)
+    disturbed.append(observe(1, point, 12.0, noise_ratio=0.2))
+    assert method.propose(disturbed, running=1).stage != "repeat", "once is enough"
+
+
+def test_after_a_disturbed_measurement_the_calm_one_counts(method):
+    point = method.candidate({**method.site.default_point(), "strategy": "offload"}).point
+    slots = int(point["expert_slots"])
+    true_s = float(method.model.predict([(point, method.site.forecast(point), slots)]).prefill_s[0])
+    disturbed = observe(0, point, 12.0, noise_ratio=0.13, ttft_s=3 * true_s)
+    calm = observe(1, point, 10.0, noise_ratio=0.01, ttft_s=true_s)
+    method.learn([disturbed])
+    alone = float(method.model.predict([(point, method.site.forecast(point), slots)]).prefill_s[0])
+    method.learn([disturbed, calm])
+    both = float(method.model.predict([(point, method.site.forecast(point), slots)]).prefill_s[0])
+    assert alone > 1.25 * true_s
+    assert both == pytest.approx(true_s, rel=0.2)
