@@ -100,7 +100,7 @@ bench-native: $(VENV)/.package
 # The tuner's own code on 50 simulated machines that it was not developed on, against random search, TPE and a GP;
 # twenty minutes on 2 cores. Prints the tables of benchmarks/tuner.md.
 bench-tuner: $(VENV)/.package
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.tuner --first 2000
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.tuner --first 3000
 
 bench-client: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_client.py --out benchmarks/bench_client.json

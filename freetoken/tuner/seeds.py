@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
     from freetoken.recipe.model import Recipe
-    from freetoken.tuner.method import Candidate, Method
+    from freetoken.tuner.knowledge import Candidate
+    from freetoken.tuner.method import Method
     from freetoken.tuner.site import PlannedSite
 
 ABOUT = "about"
