@@ -187,7 +187,7 @@ class Method(Knowledge):
         if best is None:
             return Proposal(ranked[0].point, "predicted", "the best predicted setting", float(costs[0]))
         gains = self._gains(ranked, history, objective)
-        if not any(one.stage == "predicted" for one in tried):
+        if sum(one.stage == "predicted" for one in tried) < len(self.objectives):
             first = self._first_predicted(ranked, costs, tried)
             if self._start_key(ranked[first].point) not in keys:
                 gain = max(float(gains[first]), 0.01)

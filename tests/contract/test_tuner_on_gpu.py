@@ -29,7 +29,7 @@ def folders(monkeypatch, tmp_path):
     monkeypatch.setenv("FT_RUNTIME_DIR", str(tmp_path / "run"))
 
 
-def make_method(workload, objective, *sets):
+def make_method(workload, *objectives, sets=()):
     from freetoken.adapters import get_adapter
 
     loaded = load_recipe("qwen3.6-35b-a3b-8gb", sets=("headroom=150MiB", f"workload={workload}", *sets))
@@ -37,7 +37,7 @@ def make_method(workload, objective, *sets):
     adapter = get_adapter("freetoken")
     # FlashInfer was not in the engine's environment.
     site = PlannedSite(request, adapter, make_space(request, adapter, {"flashinfer"}))
-    return Method(site, pick_objectives((objective,)))
+    return Method(site, pick_objectives(objectives))
 
 
 def read_history(name, count):
@@ -65,12 +65,23 @@ def test_after_one_calibrated_start_each_objective_asks_for_another_prefill_chun
     assert asked["decode_tps"]["expert_slots"] > asked["turn_time"]["expert_slots"] + 250
 
 
+def test_with_two_objectives_the_best_of_each_is_started_before_another_strategy():
+    method = make_method("agent-8k", "decode_tps", "turn_time")
+    history = read_history("agent-8k", 4)
+    # The study's own second start was the one for `turn_time`.
+    assert history[2].point["prefill_chunk_tokens"] == 8192
+    assert history[2].stage == "predicted"
+    proposal = method.propose(history)
+    assert (proposal.stage, proposal.point["strategy"]) == ("predicted", "offload")
+    assert proposal.point["prefill_chunk_tokens"] == 2048
+
+
 @pytest.mark.parametrize(("study", "sets"), [
     ("hand-2k", ()),
     ("hand-2k, state_dtype", ("allow_quality_changes=[state_dtype]",)),
 ])  # fmt: skip
 def test_offload_is_started_before_hybrid_of_which_nobody_has_measured_the_pair(study, sets):
-    proposal = make_method(HAND, "decode_tps", *sets).propose(read_history(study, 2))
+    proposal = make_method(HAND, "decode_tps", sets=sets).propose(read_history(study, 2))
     assert (proposal.stage, proposal.point["strategy"]) == ("predicted", "offload")
     assert proposal.point["expert_slots"] > 2750
     if sets:
@@ -79,7 +90,7 @@ def test_offload_is_started_before_hybrid_of_which_nobody_has_measured_the_pair(
 
 def test_a_refused_resize_is_asked_for_again_with_what_was_missing_left_out():
     study, sets = "hand-2k, state_dtype", ("allow_quality_changes=[state_dtype]",)
-    method = make_method(HAND, "decode_tps", *sets)
+    method = make_method(HAND, "decode_tps", sets=sets)
     assert DOCUMENT["studies"][study][3]["outcome"] == "refused"
     first = method.propose(read_history(study, 3), running=2)
     second = method.propose(read_history(study, 4), running=2)
