@@ -86,6 +86,8 @@ def confirm(
         outcome = Outcome(kind="ok")
         if point != current:
             outcome = launcher.resize(point) if key == running else launcher.start(point)
+            if outcome.kind == "refused" and key == running:
+                outcome = launcher.start(point)  # not while that one runs, which says nothing of a start of its own
         if outcome.kind == "ok":
             running, current = key, point
             outcome = launcher.measure(is_unseen=True)

@@ -184,10 +184,11 @@ class Knowledge:
     def _safe_slots(self, forecast: Forecast, deviations: float, *, is_live: bool = False) -> int | None:
         """The most slots that measured peaks and the plan both allow.
 
-        The plan binds whoever launches, and later whoever applies the tuned recipe, whatever room a peak has shown.
+        The plan binds whoever launches, and later whoever applies the tuned recipe, whatever room a peak has shown; by
+        then a little less may be free.
         """
         chunk = forecast.settings.prefill_chunk_tokens
-        excess = max(self.memory.excess_bytes(chunk, deviations), self._kept_free[is_live])
+        excess = max(self.memory.excess_bytes(chunk, deviations), self._kept_free[is_live], self.memory.run_sd)
         return forecast.slots_within(excess)
 
     def candidate(self, point: Point, deviations: float = START_MARGIN) -> Candidate | None:

@@ -59,6 +59,22 @@ def test_settings_that_share_a_start_are_resized_between_the_blocks():
     assert found.verdict == "gain"
 
 
+def test_a_resize_that_is_refused_between_the_blocks_is_a_start_instead():
+    class Full(ScriptedLauncher):
+        def resize(self, point):
+            self.log.append(("refused", dict(point)))
+            return Outcome(kind="refused", violation_bytes=1, words="no room while this one runs")
+
+    site, launcher = make_site(2), Full(seed=2)
+    a = site.space.clip(
+        {**site.default_point(), "strategy": "offload", "prefill_chunk_tokens": 2048, "expert_slots": 150}
+    )
+    found = confirm(launcher, site.space, a, {**a, "expert_slots": 1100}, TURN_TIME)
+    kinds = [one[0] for one in launcher.log if one[0] != "measure"]
+    assert kinds == ["start", "refused", "start", "refused", "start"]
+    assert found.verdict == "gain"
+
+
 def test_a_block_that_fails_leaves_the_answer_open():
     site = make_site(2)
     launcher = ScriptedLauncher(seed=2, fate=lambda number, point: Outcome(kind="crash", words="gone"))

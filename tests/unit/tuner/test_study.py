@@ -75,7 +75,8 @@ def test_no_room_beyond_the_plan_is_used_whatever_a_peak_has_shown():
     assert len(started) > 3
     for one in started:
         forecast = site.forecast(one.point)
-        assert forecast.peak_at(one.point["expert_slots"] if forecast.high else 0) <= forecast.limit_bytes
+        spare = forecast.limit_bytes - forecast.peak_at(one.point["expert_slots"] if forecast.high else 0)
+        assert spare >= 12 << 20, "the next start may find a little less free"
 
 
 def test_a_launcher_that_refuses_everything_ends_a_search():
