@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: How a line of progress begins that tells of a live resize that was not had.
 NOT_LIVE = "not possible live"
+#: How the error ends where whoever was asked would not have what runs ended.
+LEFT_AS_IT_IS = "was left as it is"
 
 
 class RefusedError(DoesNotFitError):
@@ -302,7 +304,7 @@ class Application:
             if not self.confirm(question):
                 if self._was_resized:
                     self.launcher.give_back_sizes(running, ("expert_slots", "kv_tokens"))
-                raise FtError(f"`{self.name}` was left as it is")
+                raise FtError(f"`{self.name}` {LEFT_AS_IT_IS}")
         is_new_engine = self.tools.install(self.recipe.engine, self.adapter, self.progress)
         if decision.plan.model_path is None:
             self._fetch()

@@ -67,7 +67,9 @@ def _settings_changes(current: Current, plan: Plan, recipe: Recipe, adapter: Eng
         # already and its plan has not, that size was never proven, and the change is made for the proof's sake.
         running = {"expert_slots": current.expert_slots, "kv_tokens": current.kv_tokens}.get(name)
         old = old if running is None or running == new else running
-        if old != new:
+        # What an adapter waives stays what the engine started with.
+        is_waived = live is not None and name not in live_names and running is None
+        if old != new and not is_waived:
             can_live = name in live_names or (running is not None and live is not None)
             changes.append(
                 Change(field=f"settings.{name}", before=old, after=new, cost="live" if can_live else "restart")

@@ -124,7 +124,7 @@ class DecodeGraphs:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Steps within count nowhere, and leave slots as they were."""
+        """Steps within count nowhere and leave slots as they were, until a capture fails: the rest is a usual step."""
         self._is_rehearsing, replayed = True, self.replayed_count
         try:
             with self.runtime.lending():

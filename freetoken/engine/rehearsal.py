@@ -2,7 +2,7 @@
 
 The model itself is called, so that a layer gets what this version of `transformers` gives it: names of arguments and
 shapes of positions change between versions. Only the routed experts of the prompt are stood in for; nothing of it is
-counted, and no slot counts as filled.
+counted, and slots hold what they held before.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ their own, so that nothing that a person declared is mistaken for one.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from freetoken.deploy import ending, runs
-from freetoken.deploy.apply import NOT_LIVE, RefusedError, apply_recipe
+from freetoken.deploy.apply import LEFT_AS_IT_IS, NOT_LIVE, RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.hits import make_hit_counter
 from freetoken.deploy.start import find_free_port
@@ -38,6 +39,8 @@ LONE_NOISE = 0.03
 HANG_FACTOR, LEAST_HANG_S = 8.0, 60.0
 #: Before there is one to go by.
 LONGEST_MEASUREMENT_S = 900.0
+#: An engine's answers to a resize with which it goes on as it was.
+_KEPT = ("rejected", "busy", "unsupported", "loading")
 #: Findings of the bench that speak of the engine's answers, not of the machine around it.
 _GARBAGE = ("token_count", "repetition")
 
@@ -106,13 +109,15 @@ class DeployLauncher:
                 is_forced=is_default, confirm=_leave_as_it_is if is_live else None,
             )  # fmt: skip
         except RefusedError as error:
-            missing = max(1, error.refusal.missing_bytes)
-            return Outcome(kind="refused", violation_bytes=missing, words=error.message)
+            refusal, missing = error.refusal, max(1, error.refusal.missing_bytes)
+            ledger = refusal.vram or refusal.ram
+            short = ledger.missing_bytes if ledger is not None else None
+            return Outcome(kind="refused", violation_bytes=missing, ledger_bytes=short, words=error.message)
         except NotReadyError as error:
             return self._classify(error)
         except FtError as error:
-            if is_live and self._said_of_resize:
-                return self._classify_resize(FtError(self._said_of_resize))
+            if is_live and (declined := self._classify_declined(error)) is not None:
+                return declined
             # A port that another process took in this moment says nothing of the settings.
             is_taken = error.message.startswith("port ") and "is taken" in error.message
             return Outcome(kind="invalid" if is_taken else "crash", words=_words(error))
@@ -133,13 +138,21 @@ class DeployLauncher:
         missing = (found.missing_bytes or 1) if found is not None and is_memory else 0
         return Outcome(kind="crash", violation_bytes=missing, words=_words(error))
 
-    def _classify_resize(self, error: FtError) -> Outcome:
-        """Refused where the engine has kept what it had; else a resize that went wrong, as a start would."""
-        found = find_running(self.name)
-        outcome = self._classify(error)
-        if "`rejected`" not in error.message or found is None or not found.life.is_living:
+    def _classify_declined(self, error: FtError) -> Outcome | None:
+        """What a resize that was not had means; None where `error` says something else.
+
+        Refused where the engine goes on with what it had; else it went wrong, as a start would.
+        """
+        if LEFT_AS_IT_IS not in error.message:
+            return None
+        said = FtError(self._said_of_resize or error.message)
+        outcome, found = self._classify(said), find_running(self.name)
+        answer = re.search(r"the engine answered `(\w+)`", said.message)
+        is_kept = not self._said_of_resize or (answer is not None and answer[1] in _KEPT)
+        if not is_kept or found is None or not found.life.is_living:
             return outcome
-        return Outcome(kind="refused", violation_bytes=max(1, outcome.violation_bytes), words=outcome.words)
+        missing = outcome.violation_bytes if outcome.violation_bytes > 1 else None
+        return Outcome(kind="refused", violation_bytes=missing or 1, ledger_bytes=missing, words=outcome.words)
 
     def measure(self, *, is_unseen: bool = False) -> Outcome:
         """The workload's figures on what runs. Prompts are the same text in every trial, each with a fresh start."""

@@ -26,6 +26,8 @@ PREDICTED, HOST = "predicted_cost", "host"
 #: Who has the trial in hand: the machine (a digest of boot and register, told apart and no more) and its process.
 MACHINE, PROCESS = "machine", "process"
 PLANNED = "planned"
+#: Relative noise of one measurement beyond which something came between its repeats.
+DISTURBED = 0.10
 
 
 class Planned(NamedTuple):
@@ -39,12 +41,12 @@ class Planned(NamedTuple):
     strategy: str | None = None
 
 
-def read_history(study: Study) -> list[Observation]:
-    """Every finished trial that left an outcome, in order."""
+def read_history(study: Study, unasked: Mapping[str, Any] | None = None) -> list[Observation]:
+    """Every finished trial that left an outcome, in order; `unasked` fills in knobs that its process did not have."""
     found = []
     for trial in study.get_trials(deepcopy=False):
         if trial.state.is_finished() and (one := read_trial(trial)) is not None:
-            found.append(one)
+            found.append(one.model_copy(update={"point": {**(unasked or {}), **one.point}}) if unasked else one)
     return found
 
 
@@ -63,10 +65,26 @@ def read_trial(trial: FrozenTrial) -> Observation | None:
     )
 
 
+def is_disturbed(one: Observation) -> bool:
+    """Whether its repeats differ too much for a figure."""
+    return one.measurement is not None and one.measurement.noise_ratio > DISTURBED
+
+
+def calm(observations: Iterable[Observation], canonical: Callable[[Point], Point]) -> list[Observation]:
+    """`observations` without disturbed measurements of points that were measured in peace as well."""
+
+    def key(one: Observation) -> str:
+        return json.dumps(canonical(one.point), sort_keys=True)
+
+    known = list(observations)
+    in_peace = {key(one) for one in known if one.measurement is not None and not is_disturbed(one)}
+    return [one for one in known if not is_disturbed(one) or key(one) not in in_peace]
+
+
 def merge_repeats(observations: Iterable[Observation], canonical: Callable[[Point], Point]) -> list[Observation]:
     """Each measured point once, as its last observation with the mean of all its figures (of peaks the highest)."""
     groups: dict[str, list[Observation]] = {}
-    for one in observations:
+    for one in calm(observations, canonical):
         if one.measurement is not None:
             groups.setdefault(json.dumps(canonical(one.point), sort_keys=True), []).append(one)
     return [_merge(group) for group in groups.values()]

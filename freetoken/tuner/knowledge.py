@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from freetoken.tuner.history import calm
 from freetoken.tuner.memory import MemoryCorrection, Peak
 from freetoken.tuner.model import CostModel, Predicted
 from freetoken.tuner.objectives import Limit, Objective, penalised_cost
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import expected_gain
-from freetoken.tuner.values import Measurement, Observation, Point
+from freetoken.tuner.values import Measurement, Observation, Outcome, Point
 
 #: Deviations kept free before a start.
 START_MARGIN = 1.7
-#: Relative noise of one measurement beyond which something came between its repeats.
-DISTURBED = 0.10
+#: Where nobody told what was missing, so much less is asked for, as a share of the slots.
+STEP_DOWN = 0.02
 #: What the logarithm of a turn's time weighs beside an objective that leaves part of the turn out: a hair's breadth of
 #: decode speed is not worth a second more to the first token.
 TURN_WEIGHT = 0.01
@@ -52,6 +55,10 @@ class Knowledge:
         self.memory = MemoryCorrection()
         #: Bytes below the limit to which whoever launches kept a point, in a start (False) and while one runs (True).
         self._kept_free: dict[bool, float] = {False: 0.0, True: 0.0}
+        #: Its refusals by start key, of starts and of resizes, and every point that it refused.
+        self._refused_starts: Counter[tuple[object, ...]] = Counter()
+        self._refused_resizes: Counter[tuple[object, ...]] = Counter()
+        self._refused: set[tuple[object, ...]] = set()
         self._fitted: int | None = None
         #: What is believed of each point, by objective; it holds until something is learned.
         self._beliefs: dict[str, dict[tuple[object, ...], float]] = {}
@@ -63,7 +70,6 @@ class Knowledge:
             return
         self._fitted = key
         self._beliefs = {}
-        self._kept_free = {False: 0.0, True: 0.0}
         rows, peaks, scale, noise = [], [], None, self.noise(history)
         calm = {one.number for one in self._calm(history)}
         for one in history:
@@ -84,12 +90,30 @@ class Knowledge:
             elif one.outcome.kind == "crash" and one.outcome.violation_bytes and not is_own:
                 missing = one.outcome.violation_bytes if one.outcome.violation_bytes > 1 else 0
                 peaks.append(Peak(chunk, planned, None, limit, missing))
-            elif one.outcome.kind == "refused" and not is_own:
-                is_live = one.stage == "grow"
-                kept = limit - planned + one.outcome.violation_bytes
-                self._kept_free[is_live] = max(self._kept_free[is_live], kept)
         self.model.fit(rows)
         self.memory = MemoryCorrection(peaks, scale)
+
+    def note_refusal(self, point: Point, outcome: Outcome, *, is_live: bool) -> None:
+        """What whoever launches had no room for, though the plan known here has some.
+
+        It holds for this process alone: of another day, or another machine, it says nothing.
+        """
+        forecast = self.site.forecast(point)
+        if forecast is None or self.site.own_verdict(point) is not None:
+            return
+        (self._refused_resizes if is_live else self._refused_starts)[self._start_key(point)] += 1
+        self._refused.add(self._key(point))
+        slots = self.slots_of(point, forecast)
+        missing = outcome.ledger_bytes
+        if missing is None:
+            missing = int(STEP_DOWN * slots * forecast.slot_bytes)
+        if slots and missing:
+            self._kept_free[is_live] = forecast.limit_bytes - forecast.peak_at(slots) + missing
+
+    @cached_property
+    def unasked(self) -> Point:
+        """Values of knobs that a trial of the same study may not have had: the engine's own."""
+        return self.site.default_point()
 
     def slots_of(self, point: Point, forecast: Forecast) -> int:
         """The slots that `point` has: its own where they are a knob, else as planned; 0 where there are none."""
@@ -109,7 +133,8 @@ class Knowledge:
         if not scored:
             return None
         key = min(scored, key=lambda one: scored[one])
-        return next(one for one in reversed(history) if one.measurement is not None and self._key(one.point) == key)
+        known = reversed(self._calm(history))
+        return next(one for one in known if one.measurement is not None and self._key(one.point) == key)
 
     def best_cost(self, history: Sequence[Observation], objective: Objective | None = None) -> float | None:
         """The cost of the best point, its repeated measurements averaged."""
@@ -149,9 +174,7 @@ class Knowledge:
         return {key: math.exp(sum(costs) / len(costs)) for key, costs in found.items()}
 
     def _calm(self, history: Sequence[Observation]) -> list[Observation]:
-        """`history` without disturbed measurements of points that were measured in peace as well."""
-        in_peace = {self._key(one.point) for one in history if one.measurement and not is_disturbed(one)}
-        return [one for one in history if not is_disturbed(one) or self._key(one.point) not in in_peace]
+        return calm(history, self.space.canonical)
 
     def _key(self, point: Point) -> tuple[object, ...]:
         return tuple(self.space.canonical(point).items())
@@ -188,8 +211,10 @@ class Knowledge:
         then a little less may be free.
         """
         chunk = forecast.settings.prefill_chunk_tokens
-        excess = max(self.memory.excess_bytes(chunk, deviations), self._kept_free[is_live], self.memory.run_sd)
-        return forecast.slots_within(excess)
+        excess = max(self.memory.excess_bytes(chunk, deviations), self.memory.run_sd)
+        kept = forecast.slots_within(max(excess, self._kept_free[is_live]))
+        # What was missing for a moment must not end a search: then it is asked for all the same.
+        return kept if kept is not None else forecast.slots_within(excess)
 
     def candidate(self, point: Point, deviations: float = START_MARGIN) -> Candidate | None:
         """`point` with as many slots as surely fit; None where the planner says no."""
@@ -291,11 +316,6 @@ class Knowledge:
             along = abs(a - b) / max(1e-9, one.high - one.low) if one.kind != "choice" else 1.0
             far += 10.0 if one.name == "strategy" else min(1.0, 0.2 + along)
         return far, anchor[2]
-
-
-def is_disturbed(one: Observation) -> bool:
-    """Whether its repeats differ too much to pin a model by."""
-    return one.measurement is not None and one.measurement.noise_ratio > DISTURBED
 
 
 def _with_noise(measurement: Measurement, noise_ratio: float) -> Measurement:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freetoken.tuner.knowledge import Candidate, Knowledge, is_disturbed
+from freetoken.tuner.history import is_disturbed
+from freetoken.tuner.knowledge import Candidate, Knowledge
 from freetoken.tuner.model import RISKY
 from freetoken.tuner.objectives import Objective
 from freetoken.tuner.site import Forecast
@@ -33,8 +34,8 @@ SEARCH_BELOW = 0.015
 LIVE_MARGIN = 1.3
 #: More slots are worth a resize from this share on.
 GROW_FROM = 0.02
-#: What launches counts free memory anew; it is asked so often again for fewer slots after a no.
-GROW_REFUSALS = 2
+#: What launches counts free memory anew: after a no to a resize, or a start, so often again for fewer slots.
+GROW_REFUSALS, START_REFUSALS = 2, 1
 #: Slots of the calibration, as shares of those that fit.
 CALIBRATION = 0.5
 
@@ -64,7 +65,7 @@ class Method(Knowledge):
         objective = self._turn_of(history)
         if running and (live := self._propose_live(history, running, objective)) is not None:
             return live
-        ranked = self._ranked(history, objective)
+        ranked = [one for one in self._ranked(history, objective) if not self._is_refused(one.point, history)]
         if not ranked:
             return Proposal(None, "search", "the planner knows no point that fits", gain=0.0)
         return self._propose_start(history, objective, ranked)
@@ -88,6 +89,8 @@ class Method(Knowledge):
         if not running or not all(one.outcome.is_ok for one in running):
             return None
         last = running[-1]
+        if self._refused_resizes[self._start_key(last.point)] > GROW_REFUSALS:
+            return None
         forecast = self.site.forecast(last.point)
         if forecast is None:
             return None
@@ -105,7 +108,8 @@ class Method(Knowledge):
             if not self._has_curve(history):
                 shares = int(max(tried) * CALIBRATION)
                 slots = max(forecast.low, shares)
-                if slots < 0.8 * max(tried):
+                is_refused = self._key({**last.point, "expert_slots": slots}) in self._refused
+                if slots < 0.8 * max(tried) and not is_refused:
                     return self._at(
                         last.point, forecast, slots, "calibrate", "a second slot count pins the hit curve", objective
                     )
@@ -130,8 +134,7 @@ class Method(Knowledge):
         fits = self._safe_slots(forecast, LIVE_MARGIN, is_live=True)
         if fits is None or fits < max(tried) * (1 + GROW_FROM):
             return None
-        failed = [one.outcome.kind for one in history if one.stage == "grow"]
-        if "crash" in failed or failed.count("refused") > GROW_REFUSALS:
+        if any(one.outcome.kind == "crash" and one.stage == "grow" for one in history):
             return None
         reason = f"the peak shows room for {fits - max(tried):,} more slots"
         return self._at(point, forecast, fits, "grow", reason, objective)
@@ -174,7 +177,7 @@ class Method(Knowledge):
         ranked, costs = [ranked[i] for i in order], costs[order]
         tried = [one for one in history if one.start]
         worked = [one for one in tried if one.measurement is not None]
-        keys = {self._start_key(one.point) for one in history}
+        keys = self._given_up(history)
         if not worked:
             safe = next(
                 (i for i, one in enumerate(ranked) if one.point.get("strategy") in (None, "offload", "fused")), 0
@@ -202,6 +205,21 @@ class Method(Knowledge):
                 gain = max(float(gains[index]), 0.01)
                 return Proposal(self._carry(one.point, tried), "other strategy", reason, float(costs[index]), gain)
         return self._probe(history, objective, keys, ranked)
+
+    def _given_up(self, history: Sequence[Observation]) -> set[tuple[object, ...]]:
+        """Start keys that are not proposed again: started, the default, or refused more than once with fewer slots."""
+        known = {self._start_key(one.point) for one in history if one.start or one.stage == "default"}
+        return known | {key for key, count in self._refused_starts.items() if count > START_REFUSALS}
+
+    def _is_refused(self, point: Point, history: Sequence[Observation]) -> bool:
+        """Whether no start of the strategy of `point` was admitted, as often as one may be asked for."""
+        if "strategy" not in self.space or any(
+            one.start and one.point.get("strategy") == point["strategy"] for one in history
+        ):
+            return False
+        index = self.space.restart_names.index("strategy")
+        refused = sum(count for key, count in self._refused_starts.items() if key[index] == point["strategy"])
+        return refused > START_REFUSALS
 
     def _first_predicted(self, ranked: list[Candidate], costs: np.ndarray, tried: Sequence[Observation]) -> int:
         """The best predicted one; where link and CPU were not measured together, a strategy that uses both waits.
@@ -245,10 +263,12 @@ class Method(Knowledge):
         best = self.best_cost(history, objective) or math.inf
         near = self._costs(ranked, objective) <= best * (1 + WITHIN)
         around = [
-            *self._neighbours(incumbent.point),
+            *self._neighbours(self.space.searchable(incumbent.point)),
             *(one for one, is_near in zip(ranked, near, strict=True) if is_near),
         ]
-        fresh = [one for one in around if self._start_key(one.point) not in keys]
+        fresh = [
+            one for one in around if self._start_key(one.point) not in keys and not self._is_refused(one.point, history)
+        ]
         if not fresh:
             return Proposal(None, "search", "every neighbour of the best was tried", gain=0.0)
         gains = self._gains(fresh, history, objective)

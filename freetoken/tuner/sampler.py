@@ -42,7 +42,7 @@ class ModelSampler(BaseSampler):
 
     def peek(self, study: Study) -> Proposal:
         """What the next trial would be, without asking for it."""
-        history = read_history(study)
+        history = read_history(study, self.method.unasked)
         key = len(history), self.running_start
         if self._peeked is None or self._peeked[0] != key:
             self._peeked = key, self.method.propose(history, self.running_start)
@@ -75,7 +75,7 @@ class ModelSampler(BaseSampler):
 
     def _ask_search(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> Point:
         """A point of the constrained sampler, its slots kept near the plan; a new one where it was tried already."""
-        history = read_history(study)
+        history = read_history(study, self.method.unasked)
         worked = sum(one.measurement is not None for one in history)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -28,7 +28,7 @@ from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.deploying import LEAST_HANG_S, LONGEST_MEASUREMENT_S, DeployLauncher, pick_port
 from freetoken.tuner.facts import make_facts
 from freetoken.tuner.headline import Headline, make_headline
-from freetoken.tuner.history import average
+from freetoken.tuner.history import average, calm
 from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
 from freetoken.tuner.method import Method
 from freetoken.tuner.naming import find_fresh, find_open, find_resumable, make_study_name
@@ -437,7 +437,9 @@ class Session:
             return blocks
         canonical = search.site.space.canonical
         return [
-            one.measurement for one in end.observations if one.measurement and canonical(one.point) == canonical(point)
+            one.measurement
+            for one in calm(end.observations, canonical)
+            if one.measurement and canonical(one.point) == canonical(point)
         ]
 
     # -- what is kept -----------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ class Search:
     on_trial: Callable[[Observation], None] = lambda observation: None
     _running_key: tuple[object, ...] | None = field(default=None, init=False)
     _running_start: int = field(default=0, init=False)
+    #: Settings that were refused in a row, by this process.
+    _refusals: int = field(default=0, init=False)
     #: What of `seeds` this study was begun with; None where it was under way already.
     seeded: list[Point] | None = field(default=None, init=False)
 
@@ -145,7 +147,7 @@ class Search:
 
     def end(self, reason: str) -> SearchEnd:
         """What is known now."""
-        history = trials.read_history(self.study)
+        history = trials.read_history(self.study, self.method.unasked)
         best = self.method.best(history)
         misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
         merged = trials.merge_repeats(history, self.site.space.canonical)
@@ -178,9 +180,6 @@ class Search:
         except BaseException:
             self._abandon(trial)
             raise
-        if outcome.kind == "refused":
-            # By whoever launches, who plans anew: no engine was started for it.
-            trial.set_user_attr(trials.START, 0)
         return self._keep(trial, outcome.model_copy(update={"duration_s": self.clock() - began_s}))
 
     def evaluate(self, point: Point, start: int) -> Outcome:
@@ -190,11 +189,14 @@ class Search:
         key = self._key(point)
         if key == self._running_key:
             outcome = self.launcher.resize(point)
-            if outcome.kind == "refused":
-                return outcome  # before anything was done: what runs goes on
+            if outcome.kind == "refused":  # before anything was done: what runs goes on
+                self.method.note_refusal(point, outcome, is_live=True)
+                return outcome
         else:
             self._running_key, self._running_start = None, 0
             outcome = self.launcher.start(point)
+            if outcome.kind == "refused":
+                self.method.note_refusal(point, outcome, is_live=False)
         if outcome.kind == "ok":
             self._running_key, self._running_start = key, start
             outcome = self.launcher.measure()
@@ -273,6 +275,9 @@ class Search:
 
     def _keep(self, trial: Trial, outcome: Outcome) -> Observation:
         try:
+            if outcome.kind == "refused":
+                # Also by whoever launches, who plans anew: no engine was started for it.
+                trial.set_user_attr(trials.START, 0)
             trials.tell(self.study, trial, outcome, self.objectives, self.limits)
         except RuntimeError:
             if not self.study.get_trials(deepcopy=False)[trial.number].state.is_finished():
@@ -282,6 +287,7 @@ class Search:
             return Observation(number=trial.number, point=dict(trial.params), outcome=Outcome(kind="stopped"))
         found = trials.read_trial(self.study.get_trials(deepcopy=False)[trial.number])
         assert found is not None
+        self._refusals = self._refusals + 1 if outcome.kind == "refused" else 0
         retries = trial.user_attrs.get("retries", 0)
         if outcome.kind == "invalid" and retries < RETRIES:
             attributes = {trials.STAGE: found.stage, "retries": retries + 1, "retry_of": trial.number}
@@ -299,11 +305,11 @@ class Search:
         fail_and_requeue(self.study, trial.number)
 
     def _best(self) -> float | None:
-        cost = self.method.best_cost(trials.read_history(self.study))
+        cost = self.method.best_cost(trials.read_history(self.study, self.method.unasked))
         return self.objectives[0].to_cost(cost) if cost is not None else None
 
     def _why_stop(self) -> str | None:
-        history = trials.read_history(self.study)
+        history = trials.read_history(self.study, self.method.unasked)
         budget = self.budget
         if (late := self._why_late(is_live=True)) is not None:
             return late
@@ -311,13 +317,14 @@ class Search:
             return "1 trial was made" if budget.trials == 1 else f"{budget.trials} trials were made"
         if distinct_starts(history) >= HOPELESS_STARTS and not any(one.outcome.is_ok for one in history):
             return f"none of {distinct_starts(history)} starts worked"
-        last = history[-HOPELESS_REFUSALS:]
-        if len(last) == HOPELESS_REFUSALS and all(one.outcome.kind == "refused" for one in last):
-            return f"the last {HOPELESS_REFUSALS} settings were refused: {last[-1].outcome.words}"
+        if self._refusals >= HOPELESS_REFUSALS:
+            return self._describe_refusals(history)
         if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
             return self._why_late(is_live=False)
         self.sampler.running_start = self._running_start
         proposal = self.sampler.peek(self.study)
+        if self._refusals and proposal.point is None and not proposal.gain:
+            return self._describe_refusals(history)
         if not proposal.is_live and budget.starts is not None and distinct_starts(history) >= budget.starts:
             return "1 start was made" if budget.starts == 1 else f"{budget.starts} starts were made"
         if not proposal.is_live and (late := self._why_late(is_live=False)) is not None:
@@ -327,6 +334,10 @@ class Search:
         # Not by what a few repeats show: one slow measurement would end a search that has hardly begun.
         noise_ratio = self.method.said_noise(history)
         return self.stop_rule(proposal.gain, noise_ratio, history, self.objectives[0], self.limits)
+
+    def _describe_refusals(self, history: Sequence[Observation]) -> str:
+        what = "last setting was" if self._refusals == 1 else f"last {self._refusals} settings were"
+        return f"the {what} refused: {history[-1].outcome.words}"
 
     def _why_late(self, *, is_live: bool) -> str | None:
         """Why the time does not hold another trial with all that must follow the search; None where it does."""

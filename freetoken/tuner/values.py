@@ -53,6 +53,8 @@ class Outcome(TunerModel):
     measurement: Measurement | None = None
     #: Bytes that were missing, where that is why it did not work; at least 1 for an infeasible point.
     violation_bytes: int = Field(default=0, ge=0)
+    #: Of a refusal by whoever launches: what was missing in the memory that slots are taken from; None = not told.
+    ledger_bytes: int | None = None
     words: str = ""
     duration_s: float = 0.0
     run_id: str | None = None

@@ -93,13 +93,35 @@ def test_a_refused_resize_is_asked_for_again_with_what_was_missing_left_out():
     method = make_method(HAND, "decode_tps", sets=sets)
     assert DOCUMENT["studies"][study][3]["outcome"] == "refused"
     first = method.propose(read_history(study, 3), running=2)
+    told = read_history(study, 4)[-1]
+    missing = DOCUMENT["studies"][study][3]["violation_bytes"]
+    method.note_refusal(told.point, told.outcome.model_copy(update={"ledger_bytes": missing}), is_live=True)
     second = method.propose(read_history(study, 4), running=2)
     assert (first.stage, second.stage) == ("grow", "grow")
     forecast = method.site.forecast(second.point)
-    missing = DOCUMENT["studies"][study][3]["violation_bytes"]
     refused = DOCUMENT["studies"][study][3]["point"]["expert_slots"]
     assert second.point["expert_slots"] <= refused - missing // forecast.slot_bytes
     assert second.point["expert_slots"] > 1.02 * DOCUMENT["studies"][study][2]["point"]["expert_slots"]
+
+
+def test_beside_a_default_that_stays_the_best_no_start_takes_over_what_only_the_default_has():
+    """Four requests, where the workload has one: they only take memory."""
+    method = make_method(HAND, "decode_tps")
+    history = read_history("hand-2k", 3)
+    best = history[0].measurement.model_copy(update={"decode_tps": 400.0})
+    history[0] = history[0].model_copy(update={"outcome": history[0].outcome.model_copy(update={"measurement": best})})
+    assert history[0].point["max_running_requests"] == 4
+    for _ in range(4):
+        proposal = method.propose(history)
+        assert proposal.point is None or proposal.point["max_running_requests"] == 1
+        if proposal.point is None:
+            break
+        slow = history[2].measurement.model_copy(update={"decode_tps": 150.0})
+        number = len(history)
+        history.append(history[2].model_copy(update={
+            "number": number, "start": number, "point": proposal.point, "stage": proposal.stage,
+            "outcome": Outcome(kind="ok", measurement=slow),
+        }))  # fmt: skip
 
 
 def test_what_a_study_measured_is_predicted_from_the_start_before_it():

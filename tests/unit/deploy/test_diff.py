@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.deploy.diff import Current, make_diff
 from freetoken.planner.memory import ResolvedSettings
 from freetoken.planner.plan import Plan
@@ -65,6 +66,18 @@ def test_a_memory_ratio_that_only_follows_does_not_force_a_restart() -> None:
     fixed = make_recipe(settings={"expert_slots": 16, "memory_ratio": 0.92})
     action, _ = diff_of(before, plan_of(make_recipe(), memory_ratio=0.92), recipe=fixed)
     assert action == "restart"
+
+
+def test_what_an_adapter_waives_stays_as_it_was_started() -> None:
+    """How experts are loaded follows from what RAM was free: it is no reason to end what runs."""
+    adapter, recipe = FreetokenAdapter(), make_recipe()
+    before = plan_of(recipe, expert_load="parallel", prefill_overlap=True)
+    after = plan_of(recipe, expert_load="serial", prefill_overlap=False, expert_slots=20)
+    diff = make_diff(Current(before, recipe), after, recipe, adapter)
+    changes = [change.describe() for change in diff.changes]
+    assert (diff.action, changes) == ("resize", ["settings.expert_slots: 16 -> 20 (live)"])
+    moved = after.model_copy(update={"settings": after.settings.model_copy(update={"prefill_chunk_tokens": 999})})
+    assert make_diff(Current(before, recipe), moved, recipe, adapter).action == "restart"
 
 
 def test_what_the_engine_itself_tells_counts_more_than_its_plan() -> None:

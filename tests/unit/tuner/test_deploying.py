@@ -88,7 +88,8 @@ def resize_with(launcher, monkeypatch, said, *, is_living=True):
     """The outcome of a resize of which the apply loop says `said`."""
 
     def apply(loaded, *, progress, confirm, **_):
-        progress(Step("resize", f"not possible live: {said}"))
+        if said:
+            progress(Step("resize", f"not possible live: {said}"))
         assert confirm("end what runs?") is False, "a trial that turns a live knob ends nothing"
         raise FtError("`demo-tune` was left as it is")
 
@@ -110,6 +111,17 @@ def test_a_resize_that_the_engine_rejects_is_refused_and_restarts_nothing(launch
     assert outcome.kind == "refused"
     assert outcome.violation_bytes > 0
     assert "5.03 GiB > budget 4.89 GiB" in outcome.words
+
+
+@pytest.mark.parametrize("said", ["the engine answered `busy`: a request needs 4,096 tokens", None])
+def test_a_resize_that_is_declined_for_any_other_reason_is_refused_too(launcher, monkeypatch, said):
+    """Not now; or what differs cannot be turned live at all."""
+    outcome = resize_with(launcher, monkeypatch, said)
+    assert (outcome.kind, outcome.ledger_bytes) == ("refused", None)
+
+
+def test_a_resize_that_failed_half_way_is_a_crash_though_the_engine_answers(launcher, monkeypatch):
+    assert resize_with(launcher, monkeypatch, "the engine answered `failed`: out of memory").kind == "crash"
 
 
 def test_a_resize_that_breaks_the_engine_is_a_crash(launcher, monkeypatch):
