@@ -195,6 +195,11 @@ class RebuildResult(Reply):
         """Whether what was asked for is in force."""
         return self.status == "ok"
 
+    @property
+    def is_declined(self) -> bool:
+        """Whether nothing was done: the engine goes on with the sizes that it had."""
+        return self.status in ("busy", "rejected", "unsupported", "loading")
+
 
 class RequestEntry(Reply):
     """One row of the request ring."""

@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from freetoken.recipe.load import LoadedRecipe
 
 
-#: How a line of progress begins that tells of a live resize that was not had.
-NOT_LIVE = "not possible live"
-#: How the error ends where whoever was asked would not have what runs ended.
-LEFT_AS_IT_IS = "was left as it is"
-
-
 class RefusedError(DoesNotFitError):
     """The planner's no, with all of its reasons."""
 
@@ -51,6 +45,22 @@ class RefusedError(DoesNotFitError):
         fatal = (finding.message for finding in refusal.findings if finding.is_fatal)
         super().__init__(refusal.message, details=tuple(one for one in fatal if one not in refusal.message))
         self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class NotLive:
+    """A live resize that was not had: why, and whether the engine declined it and goes on with what it had."""
+
+    error: FtError | StartFailure
+    is_declined: bool
+
+
+class KeptError(FtError):
+    """Whoever was asked would not have what runs ended. `not_live` = the resize before that; None = none was tried."""
+
+    def __init__(self, name: str, not_live: NotLive | None) -> None:
+        super().__init__(f"`{name}` was left as it is")
+        self.not_live = not_live
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class Application:
         self.launcher = Launcher(name, self.recipe, self.adapter, tools, progress, self.plan_for)
         self.say = self.launcher.say
         self._stop_before, self.launcher.is_stopped = register.read_stop(paths.state_dir(), name), self.is_stopped
-        self._was_resized = False
+        self._not_live: NotLive | None = None
         self.started_s = time.monotonic()
 
     def run(self, *, is_waiting: bool = True) -> ApplyResult:
@@ -262,17 +272,19 @@ class Application:
         began_s = time.monotonic()
         self.say("resize", "resizing live")
         run = self._as_run(running, decision)
+        is_declined = False
         try:
             try:
-                self._was_resized = True
                 with self.tools.connect(run.base_url, run.api_key) as client:
                     answer = client.rebuild(wanted.get("expert_slots"), wanted.get("kv_tokens"))
+                is_declined = answer.is_declined
                 if not answer.is_ok:
                     raise NotReadyError(f"the engine answered `{answer.status}`: {answer.error or 'no reason given'}")
                 proof = self.launcher.prove(run)
             except (FtError, StartFailure) as error:
                 self.launcher.check_stopped("being resized")
-                self.say("resize", f"{NOT_LIVE}: {error}")
+                self._not_live = NotLive(error, is_declined)
+                self.say("resize", f"not possible live: {error}")
                 self.launcher.corrections.append(f"live resize: {error}")
                 return None
             self.launcher.check_stopped("being resized")
@@ -302,9 +314,9 @@ class Application:
         if running is not None and self.confirm is not None:
             question = f"`{self.name}` must be restarted ({decision.diff.reason}); end what runs now?"
             if not self.confirm(question):
-                if self._was_resized:
+                if self._not_live is not None and not self._not_live.is_declined:
                     self.launcher.give_back_sizes(running, ("expert_slots", "kv_tokens"))
-                raise FtError(f"`{self.name}` {LEFT_AS_IT_IS}")
+                raise KeptError(self.name, self._not_live)
         is_new_engine = self.tools.install(self.recipe.engine, self.adapter, self.progress)
         if decision.plan.model_path is None:
             self._fetch()

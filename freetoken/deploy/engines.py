@@ -111,32 +111,34 @@ def detect_version(python: Path, pythonpath: tuple[str, ...], distribution: str 
     """
     if distribution is None or not python.exists():
         return None
-    for folder in (*map(Path, pythonpath), *_package_folders(python)):
+    for folder in _package_folders(python, pythonpath):
         for found in sorted(folder.glob(f"{distribution.replace('-', '_')}-*.dist-info")):
             return found.name.removesuffix(".dist-info").partition("-")[2]
     return _ask(_ASK, str(python), pythonpath, distribution)
 
 
 def list_lacking(ref: EngineRef, adapter: EngineAdapter) -> frozenset[str]:
-    """Packages (import names) that knobs of the engine need and its environment here surely does not have."""
+    """Packages (import names) that knobs of the engine need and its environment here surely does not have.
+
+    An engine that is yet to be installed gets none of its extras.
+    """
     home = find_engine(ref, adapter)
-    if home is None:
-        return frozenset()
     wanted = {package for knob in adapter.knobs for package in knob.packages.values()}
-    return frozenset(one for one in wanted if has_package(home, one) is False)
+    return frozenset(one for one in wanted if home is None or has_package(home, one) is False)
 
 
 def has_package(home: EngineHome, package: str) -> bool | None:
     """Whether the environment of `home` holds `package` (import name); None where its interpreter does not answer."""
     folders = tuple(one for one in home.env.get("PYTHONPATH", "").split(os.pathsep) if one)
-    for folder in (*map(Path, folders), *_package_folders(home.interpreter)):
+    for folder in _package_folders(home.interpreter, folders):
         if (folder / package).is_dir():
             return True
     answer = _ask(_ASK_PACKAGE, str(home.interpreter), folders, package)
     return None if answer is None else answer == "True"
 
 
-def _package_folders(python: Path) -> Iterator[Path]:
+def _package_folders(python: Path, pythonpath: tuple[str, ...]) -> Iterator[Path]:
+    yield from map(Path, pythonpath)
     # Not resolved: the link itself lies in the environment.
     for name in ("lib", "lib64"):
         yield from (python.parent.parent / name).glob("python3*/site-packages")

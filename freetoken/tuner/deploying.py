@@ -7,14 +7,13 @@ their own, so that nothing that a person declared is mistaken for one.
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from freetoken.deploy import ending, runs
-from freetoken.deploy.apply import LEFT_AS_IT_IS, NOT_LIVE, RefusedError, apply_recipe
+from freetoken.deploy.apply import KeptError, RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.hits import make_hit_counter
 from freetoken.deploy.start import find_free_port
@@ -39,8 +38,6 @@ LONE_NOISE = 0.03
 HANG_FACTOR, LEAST_HANG_S = 8.0, 60.0
 #: Before there is one to go by.
 LONGEST_MEASUREMENT_S = 900.0
-#: An engine's answers to a resize with which it goes on as it was.
-_KEPT = ("rejected", "busy", "unsupported", "loading")
 #: Findings of the bench that speak of the engine's answers, not of the machine around it.
 _GARBAGE = ("token_count", "repetition")
 
@@ -62,7 +59,6 @@ class DeployLauncher:
     running: ApplyResult | None = field(default=None, init=False)
     #: The last result in full, for the store.
     result: BenchResult | None = field(default=None, init=False)
-    _said_of_resize: str = field(default="", init=False)
     _measured: int = field(default=0, init=False)
     _longest_s: float = field(default=0.0, init=False)
 
@@ -95,10 +91,9 @@ class DeployLauncher:
 
         Where the engine will not have it, it goes on as it was: a restart is for the search to decide.
         """
-        self._said_of_resize = ""
-        return self._apply(point, is_live=True)
+        return self._apply(point, confirm=lambda question: False)
 
-    def _apply(self, point: Point, *, is_live: bool = False) -> Outcome:
+    def _apply(self, point: Point, confirm: Callable[[str], bool] | None = None) -> Outcome:
         tools, is_default = self.tools, self.site.own_verdict(point) is not None
         if is_default:
             # As whoever gives no flags would have it: it need not hold a full chunk, only what the workload asks for.
@@ -106,7 +101,7 @@ class DeployLauncher:
         try:
             self.running = apply_recipe(
                 self.recipe_at(point), name=self.name, progress=self._show, tools=tools, is_waiting=True,
-                is_forced=is_default, confirm=_leave_as_it_is if is_live else None,
+                is_forced=is_default, confirm=confirm,
             )  # fmt: skip
         except RefusedError as error:
             refusal, missing = error.refusal, max(1, error.refusal.missing_bytes)
@@ -115,17 +110,15 @@ class DeployLauncher:
             return Outcome(kind="refused", violation_bytes=missing, ledger_bytes=short, words=error.message)
         except NotReadyError as error:
             return self._classify(error)
+        except KeptError as error:
+            return self._classify_kept(error)
         except FtError as error:
-            if is_live and (declined := self._classify_declined(error)) is not None:
-                return declined
             # A port that another process took in this moment says nothing of the settings.
             is_taken = error.message.startswith("port ") and "is taken" in error.message
             return Outcome(kind="invalid" if is_taken else "crash", words=_words(error))
         return Outcome(kind="ok", run_id=self.running.run_id)
 
     def _show(self, step: Step) -> None:
-        if step.phase == "resize" and step.message.startswith(NOT_LIVE):
-            self._said_of_resize = step.message
         if not step.is_update:
             self.log(f"{step.phase}: {step.message}")
 
@@ -138,18 +131,12 @@ class DeployLauncher:
         missing = (found.missing_bytes or 1) if found is not None and is_memory else 0
         return Outcome(kind="crash", violation_bytes=missing, words=_words(error))
 
-    def _classify_declined(self, error: FtError) -> Outcome | None:
-        """What a resize that was not had means; None where `error` says something else.
-
-        Refused where the engine goes on with what it had; else it went wrong, as a start would.
-        """
-        if LEFT_AS_IT_IS not in error.message:
-            return None
-        said = FtError(self._said_of_resize or error.message)
-        outcome, found = self._classify(said), find_running(self.name)
-        answer = re.search(r"the engine answered `(\w+)`", said.message)
-        is_kept = not self._said_of_resize or (answer is not None and answer[1] in _KEPT)
-        if not is_kept or found is None or not found.life.is_living:
+    def _classify_kept(self, error: KeptError) -> Outcome:
+        """Refused where the engine goes on with what it had; else the resize went wrong, as a start would."""
+        was = error.not_live
+        outcome, found = self._classify(FtError(str(was.error)) if was is not None else error), find_running(self.name)
+        is_declined = was is None or was.is_declined
+        if not is_declined or found is None or not found.life.is_living:
             return outcome
         missing = outcome.violation_bytes if outcome.violation_bytes > 1 else None
         return Outcome(kind="refused", violation_bytes=missing or 1, ledger_bytes=missing, words=outcome.words)
@@ -217,10 +204,6 @@ class DeployLauncher:
     def settings_now(self) -> dict[str, Any]:
         """Effective settings of what runs; {} where nothing does."""
         return self.running.plan.settings.model_dump(mode="json") if self.running is not None else {}
-
-
-def _leave_as_it_is(question: str) -> bool:
-    return False
 
 
 def pick_port() -> int:

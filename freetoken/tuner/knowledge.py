@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -43,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 class Knowledge:
-    """What is known of a site. Stateless between calls: everything follows from the observations."""
+    """What is known of a site: all of it follows from the observations, but for what this process was refused."""
 
     def __init__(
         self, site: Site, objectives: Sequence[Objective], limits: Sequence[Limit] = (), *, can_resize: bool = True
@@ -55,10 +54,8 @@ class Knowledge:
         self.memory = MemoryCorrection()
         #: Bytes below the limit to which whoever launches kept a point, in a start (False) and while one runs (True).
         self._kept_free: dict[bool, float] = {False: 0.0, True: 0.0}
-        #: Its refusals by start key, of starts and of resizes, and every point that it refused.
-        self._refused_starts: Counter[tuple[object, ...]] = Counter()
-        self._refused_resizes: Counter[tuple[object, ...]] = Counter()
-        self._refused: set[tuple[object, ...]] = set()
+        #: What it refused: the point, and whether as a resize.
+        self._refused: list[tuple[Point, bool]] = []
         self._fitted: int | None = None
         #: What is believed of each point, by objective; it holds until something is learned.
         self._beliefs: dict[str, dict[tuple[object, ...], float]] = {}
@@ -71,7 +68,7 @@ class Knowledge:
         self._fitted = key
         self._beliefs = {}
         rows, peaks, scale, noise = [], [], None, self.noise(history)
-        calm = {one.number for one in self._calm(history)}
+        counted = {one.number for one in self._calm(history)}
         for one in history:
             forecast = self.site.forecast(one.point)
             if forecast is None:
@@ -83,7 +80,7 @@ class Knowledge:
             # The engine's default is started as it is and never asked for the full chunk that its plan holds.
             is_own = self.site.own_verdict(one.point) is not None
             if one.measurement is not None:
-                if one.number in calm:
+                if one.number in counted:
                     rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
                 if one.measurement.peak_bytes is not None and not is_own:
                     peaks.append(Peak(chunk, planned, one.measurement.peak_bytes, limit))
@@ -101,8 +98,7 @@ class Knowledge:
         forecast = self.site.forecast(point)
         if forecast is None or self.site.own_verdict(point) is not None:
             return
-        (self._refused_resizes if is_live else self._refused_starts)[self._start_key(point)] += 1
-        self._refused.add(self._key(point))
+        self._refused.append((point, is_live))
         slots = self.slots_of(point, forecast)
         missing = outcome.ledger_bytes
         if missing is None:

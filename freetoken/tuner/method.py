@@ -10,6 +10,7 @@ word goes to a constrained sampler that knows every trial.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Proposal(NamedTuple):
 
 
 class Method(Knowledge):
-    """The state machine over a site. Stateless between calls: everything follows from the observations."""
+    """The state machine over a site."""
 
     # -- what to do -------------------------------------------------------------------------------------------
 
@@ -89,7 +90,8 @@ class Method(Knowledge):
         if not running or not all(one.outcome.is_ok for one in running):
             return None
         last = running[-1]
-        if self._refused_resizes[self._start_key(last.point)] > GROW_REFUSALS:
+        key = self._start_key(last.point)
+        if sum(is_live and self._start_key(point) == key for point, is_live in self._refused) > GROW_REFUSALS:
             return None
         forecast = self.site.forecast(last.point)
         if forecast is None:
@@ -108,8 +110,8 @@ class Method(Knowledge):
             if not self._has_curve(history):
                 shares = int(max(tried) * CALIBRATION)
                 slots = max(forecast.low, shares)
-                is_refused = self._key({**last.point, "expert_slots": slots}) in self._refused
-                if slots < 0.8 * max(tried) and not is_refused:
+                fewer = self._key({**last.point, "expert_slots": slots})
+                if slots < 0.8 * max(tried) and all(self._key(point) != fewer for point, _ in self._refused):
                     return self._at(
                         last.point, forecast, slots, "calibrate", "a second slot count pins the hit curve", objective
                     )
@@ -209,17 +211,16 @@ class Method(Knowledge):
     def _given_up(self, history: Sequence[Observation]) -> set[tuple[object, ...]]:
         """Start keys that are not proposed again: started, the default, or refused more than once with fewer slots."""
         known = {self._start_key(one.point) for one in history if one.start or one.stage == "default"}
-        return known | {key for key, count in self._refused_starts.items() if count > START_REFUSALS}
+        refused = Counter(self._start_key(point) for point, is_live in self._refused if not is_live)
+        return known | {key for key, count in refused.items() if count > START_REFUSALS}
 
     def _is_refused(self, point: Point, history: Sequence[Observation]) -> bool:
         """Whether no start of the strategy of `point` was admitted, as often as one may be asked for."""
-        if "strategy" not in self.space or any(
-            one.start and one.point.get("strategy") == point["strategy"] for one in history
-        ):
+        strategy = point.get("strategy")
+        if strategy is None or any(one.start and one.point.get("strategy") == strategy for one in history):
             return False
-        index = self.space.restart_names.index("strategy")
-        refused = sum(count for key, count in self._refused_starts.items() if key[index] == point["strategy"])
-        return refused > START_REFUSALS
+        refused = [other for other, is_live in self._refused if not is_live and other.get("strategy") == strategy]
+        return len(refused) > START_REFUSALS
 
     def _first_predicted(self, ranked: list[Candidate], costs: np.ndarray, tried: Sequence[Observation]) -> int:
         """The best predicted one; where link and CPU were not measured together, a strategy that uses both waits.

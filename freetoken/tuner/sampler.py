@@ -40,9 +40,13 @@ class ModelSampler(BaseSampler):
         self._search = _make_search(seed)
         self._peeked: tuple[tuple[int, int], Proposal] | None = None
 
+    def read(self, study: Study) -> list[Observation]:
+        """The study's history, every point with all knobs of today."""
+        return read_history(study, self.method.unasked)
+
     def peek(self, study: Study) -> Proposal:
         """What the next trial would be, without asking for it."""
-        history = read_history(study, self.method.unasked)
+        history = self.read(study)
         key = len(history), self.running_start
         if self._peeked is None or self._peeked[0] != key:
             self._peeked = key, self.method.propose(history, self.running_start)
@@ -75,7 +79,7 @@ class ModelSampler(BaseSampler):
 
     def _ask_search(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> Point:
         """A point of the constrained sampler, its slots kept near the plan; a new one where it was tried already."""
-        history = read_history(study, self.method.unasked)
+        history = self.read(study)
         worked = sum(one.measurement is not None for one in history)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -129,7 +129,7 @@ class SharingSampler(ModelSampler):
 
     def peek(self, study: Study) -> Proposal:
         """What the next trial would be, without asking for it."""
-        history = trials.read_history(study, self.method.unasked)
+        history = self.read(study)
         pending = list_pending(study, self.method)
         key = len(history), self.running_start, *(one.number for one in pending)
         if self._kept is None or self._kept[0] != key:

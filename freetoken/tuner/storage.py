@@ -1,4 +1,4 @@
-"""Opening the storage of studies: the state folder's SQLite file, or what `--storage` names.
+"""The storage of studies: the state folder's SQLite file, or what `--storage` names; and a study in it, opened again.
 
 Any URL that Optuna takes: databases by SQLAlchemy's URLs (`postgresql://`, `mysql://`, `sqlite://`), and `grpc://HOST:PORT`
 for Optuna's storage proxy. A driver that is missing is named with the command that installs it; no password is shown.
@@ -10,17 +10,23 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from freetoken import paths
-from freetoken.errors import UsageError
+from freetoken.errors import FtError, UsageError
+from freetoken.tuner import history as trials
+from freetoken.tuner import sharing
 from freetoken.tuner.sharing import GRACE_S, HEARTBEAT_S
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
+    from optuna.study import Study
+
+    from freetoken.tuner.objectives import Objective
+    from freetoken.tuner.sampler import ModelSampler
 
 #: Driver as Python imports it -> what pip installs.
 DRIVERS = {
@@ -109,3 +115,62 @@ def _find_module(error: BaseException | None) -> str:
             name = error.name
         error = error.__cause__ or error.__context__
     return name or "of this database"
+
+
+# --- a study in it
+
+
+def open_study(
+    name: str, storage: BaseStorage | str | None, objectives: Sequence[Objective], sampler: ModelSampler
+) -> Study:
+    """The study `name`, made where it is new. Raises what Optuna raises where the storage cannot be used."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        study_name=name,
+        storage=storage,
+        sampler=sampler,
+        directions=[one.direction for one in objectives],
+        load_if_exists=True,
+    )
+
+
+def recover_stale(study: Study, *, is_shared: bool = False) -> int:
+    """Fails the trials that a dead process left RUNNING and enqueues them again; how many there were."""
+    stale = sharing.find_stale(study, is_shared=is_shared)
+    for number in stale:
+        fail_and_requeue(study, number)
+    return len(stale)
+
+
+def fail_trial(study: Study, trial_id: int) -> None:
+    """Ends a trial of which nothing will be told."""
+    from optuna.trial import TrialState
+
+    study._storage.set_trial_state_values(trial_id, state=TrialState.FAIL)
+
+
+def fail_and_requeue(study: Study, number: int) -> None:
+    """Fails a trial that lost its process and enqueues its point, if it had one, once more."""
+    trial = study.get_trials(deepcopy=False)[number]
+    fail_trial(study, trial._trial_id)
+    times = trial.user_attrs.get("resumed", 0)
+    if trial.params and times < 2:
+        attributes = {trials.STAGE: trial.user_attrs.get(trials.STAGE, "search"), "resumed": times + 1,
+                      trials.REASON: f"trial {number} lost its process"}  # fmt: skip
+        study.enqueue_trial(dict(trial.params), user_attrs=attributes)
+
+
+def describe_failure(error: Exception) -> FtError | None:
+    """What a storage that went away in mid-study means; None for any other error."""
+    from optuna.exceptions import StorageInternalError
+
+    # A storage proxy's errors come as its own, and its package may not even be installed.
+    is_proxy = type(error).__module__.partition(".")[0] == "grpc"
+    if not isinstance(error, StorageInternalError) and not is_proxy:
+        return None
+    said = error.details() if is_proxy and hasattr(error, "details") else str(error.__cause__ or error)
+    return FtError(
+        f"the storage cannot be used any more: {said.splitlines()[0]}", hint="`--resume` goes on with what was kept"
+    )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from freetoken.errors import FtError
 from freetoken.tuner import history as trials
 from freetoken.tuner import sharing
 from freetoken.tuner.launching import Launcher
@@ -23,13 +22,13 @@ from freetoken.tuner.sampler import ModelSampler
 from freetoken.tuner.seeds import fit_seeds
 from freetoken.tuner.site import Site
 from freetoken.tuner.stop import should_stop
+from freetoken.tuner.storage import describe_failure, fail_and_requeue, fail_trial, open_study, recover_stale
 from freetoken.tuner.values import Observation, Outcome, Point
 from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
-    from optuna.study import Study
-    from optuna.trial import Trial, TrialState
+    from optuna.trial import Trial
 
 #: A trial that fails for the machine's sake (another process took the GPU) is enqueued again this often.
 RETRIES = 1
@@ -130,7 +129,7 @@ class Search:
         try:
             reason = self._run()
         except Exception as error:
-            if (told := _storage_failure(error)) is not None:
+            if (told := describe_failure(error)) is not None:
                 raise told from error
             raise
         best = self._best()
@@ -147,7 +146,7 @@ class Search:
 
     def end(self, reason: str) -> SearchEnd:
         """What is known now."""
-        history = trials.read_history(self.study, self.method.unasked)
+        history = self.sampler.read(self.study)
         best = self.method.best(history)
         misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
         merged = trials.merge_repeats(history, self.site.space.canonical)
@@ -225,7 +224,7 @@ class Search:
             if rival is None:
                 break
             trial.set_user_attr(trials.REASON, f"gave way to trial {rival} of another machine")
-            self.study._storage.set_trial_state_values(trial._trial_id, state=_fail_state())
+            fail_trial(self.study, trial._trial_id)
         return trial
 
     def _is_enqueued(self, trial: Trial) -> bool:
@@ -305,11 +304,11 @@ class Search:
         fail_and_requeue(self.study, trial.number)
 
     def _best(self) -> float | None:
-        cost = self.method.best_cost(trials.read_history(self.study, self.method.unasked))
+        cost = self.method.best_cost(self.sampler.read(self.study))
         return self.objectives[0].to_cost(cost) if cost is not None else None
 
     def _why_stop(self) -> str | None:
-        history = trials.read_history(self.study, self.method.unasked)
+        history = self.sampler.read(self.study)
         budget = self.budget
         if (late := self._why_late(is_live=True)) is not None:
             return late
@@ -360,61 +359,3 @@ def _describe(outcome: Outcome, objectives: Sequence[Objective]) -> str:
         return f"{outcome.kind}: {outcome.words}" if outcome.words else outcome.kind
     figures = [(one, one.read(outcome.measurement)) for one in objectives]
     return ", ".join(f"{one.name} {figure:.4g} {one.unit}" for one, figure in figures if figure is not None)
-
-
-# --- the storage
-
-
-def open_study(
-    name: str, storage: BaseStorage | str | None, objectives: Sequence[Objective], sampler: ModelSampler
-) -> Study:
-    """The study `name`, made where it is new. Raises what Optuna raises where the storage cannot be used."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(
-        study_name=name,
-        storage=storage,
-        sampler=sampler,
-        directions=[one.direction for one in objectives],
-        load_if_exists=True,
-    )
-
-
-def recover_stale(study: Study, *, is_shared: bool = False) -> int:
-    """Fails the trials that a dead process left RUNNING and enqueues them again; how many there were."""
-    stale = sharing.find_stale(study, is_shared=is_shared)
-    for number in stale:
-        fail_and_requeue(study, number)
-    return len(stale)
-
-
-def _fail_state() -> TrialState:
-    from optuna.trial import TrialState
-
-    return TrialState.FAIL
-
-
-def fail_and_requeue(study: Study, number: int) -> None:
-    """Fails a trial that lost its process and enqueues its point, if it had one, once more."""
-    trial = study.get_trials(deepcopy=False)[number]
-    study._storage.set_trial_state_values(trial._trial_id, state=_fail_state())
-    times = trial.user_attrs.get("resumed", 0)
-    if trial.params and times < 2:
-        attributes = {trials.STAGE: trial.user_attrs.get(trials.STAGE, "search"), "resumed": times + 1,
-                      trials.REASON: f"trial {number} lost its process"}  # fmt: skip
-        study.enqueue_trial(dict(trial.params), user_attrs=attributes)
-
-
-def _storage_failure(error: Exception) -> FtError | None:
-    """What a storage that went away in mid-study means; None for any other error."""
-    from optuna.exceptions import StorageInternalError
-
-    # A storage proxy's errors come as its own, and its package may not even be installed.
-    is_proxy = type(error).__module__.partition(".")[0] == "grpc"
-    if not isinstance(error, StorageInternalError) and not is_proxy:
-        return None
-    said = error.details() if is_proxy and hasattr(error, "details") else str(error.__cause__ or error)
-    return FtError(
-        f"the storage cannot be used any more: {said.splitlines()[0]}", hint="`--resume` goes on with what was kept"
-    )

@@ -11,7 +11,7 @@ import pytest
 
 from freetoken import __version__
 from freetoken.deploy import ending, runs, stop
-from freetoken.deploy.apply import RefusedError
+from freetoken.deploy.apply import KeptError, RefusedError, apply_recipe
 from freetoken.deploy.prepare import make_line_context, prepare_request
 from freetoken.deploy.tools import Step, Tools
 from freetoken.errors import FtError, NotReadyError, UsageError
@@ -92,6 +92,25 @@ def test_a_rejected_live_resize_becomes_a_restart(lab: Lab) -> None:
     assert result.corrections == (
         "live resize: the engine answered `rejected`: requested cache (moe=40 slots) needs more; old cache kept",
     )
+    stop_all()
+
+
+def test_where_a_restart_is_not_wanted_a_rejected_resize_leaves_what_runs_as_it_is(lab: Lab) -> None:
+    lab.apply(engine="--most-live-slots, '20'")
+    before = lab.life()
+    wanted = load_recipe(str(lab.write_recipe("lab", engine="--most-live-slots, '20'", expert_slots=40)))
+    with pytest.raises(KeptError, match="`lab` was left as it is") as kept:
+        apply_recipe(wanted, tools=make_tools(), confirm=lambda question: False)
+    assert kept.value.not_live is not None
+    assert kept.value.not_live.is_declined
+    assert "rejected" in str(kept.value.not_live.error)
+    after = lab.life()
+    assert (after.condition, after.record.run_id) == ("ready", before.record.run_id)
+    assert not lab.view().drift, "it has the slots that it had"
+    another = load_recipe(str(lab.write_recipe("lab", engine="--most-live-slots, '20'", strategy="cpu")))
+    with pytest.raises(KeptError) as kept:
+        apply_recipe(another, tools=make_tools(), confirm=lambda question: False)
+    assert kept.value.not_live is None, "no resize would have done"
     stop_all()
 
 

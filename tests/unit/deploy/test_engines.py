@@ -68,6 +68,7 @@ def test_the_version_is_read_off_the_environment_and_the_interpreter_asked_only_
 
 def test_packages_that_an_environment_lacks_are_known_without_a_start_of_the_engine(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
+    assert list_lacking(REF, FreetokenAdapter()) == {"flashinfer"}, "it is installed without extras"
     write_local(tmp_path, f"{{python: {sys.executable}, pythonpath: {packages}, version: 0.2.1}}")
     assert list_lacking(REF, FreetokenAdapter()) == {"flashinfer"}
     (packages / "flashinfer").mkdir(parents=True)

@@ -50,7 +50,7 @@ def study(machine, path, *trials, is_here=False):
 
     from freetoken import paths
     from freetoken.tuner.sampler import ModelSampler
-    from freetoken.tuner.study import open_study
+    from freetoken.tuner.storage import open_study
 
     site, loaded = make_site(machine, path, is_here=is_here)
     objectives = pick_objectives(("turn_time",))

@@ -6,7 +6,7 @@ import pytest
 from freetoken.adapters.base import DefaultSlots
 from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.deploy import runs
-from freetoken.deploy.tools import Step
+from freetoken.deploy.apply import KeptError, NotLive
 from freetoken.errors import FtError
 from freetoken.recipe.load import load_recipe, load_workload
 from freetoken.tuner import deploying
@@ -84,14 +84,12 @@ def test_what_ran_for_the_study_leaves_no_declaration(launcher):
     launcher.stop()  # harmless where there is none
 
 
-def resize_with(launcher, monkeypatch, said, *, is_living=True):
-    """The outcome of a resize of which the apply loop says `said`."""
+def resize_with(launcher, monkeypatch, said, *, is_declined=True, is_living=True):
+    """The outcome of a resize that was not had, for which the engine or its proof `said` why; None = none was tried."""
 
-    def apply(loaded, *, progress, confirm, **_):
-        if said:
-            progress(Step("resize", f"not possible live: {said}"))
+    def apply(loaded, *, confirm, **_):
         assert confirm("end what runs?") is False, "a trial that turns a live knob ends nothing"
-        raise FtError("`demo-tune` was left as it is")
+        raise KeptError("demo-tune", NotLive(FtError(said), is_declined) if said else None)
 
     monkeypatch.setattr(deploying, "apply_recipe", apply)
     found = SimpleNamespace(life=SimpleNamespace(is_living=is_living))
@@ -121,9 +119,9 @@ def test_a_resize_that_is_declined_for_any_other_reason_is_refused_too(launcher,
 
 
 def test_a_resize_that_failed_half_way_is_a_crash_though_the_engine_answers(launcher, monkeypatch):
-    assert resize_with(launcher, monkeypatch, "the engine answered `failed`: out of memory").kind == "crash"
+    assert resize_with(launcher, monkeypatch, "the engine answered `failed`: gone", is_declined=False).kind == "crash"
 
 
 def test_a_resize_that_breaks_the_engine_is_a_crash(launcher, monkeypatch):
     assert resize_with(launcher, monkeypatch, REJECTED, is_living=False).kind == "crash"
-    assert resize_with(launcher, monkeypatch, "CUDA out of memory. Tried to allocate 64.00 MiB").kind == "crash"
+    assert resize_with(launcher, monkeypatch, "CUDA out of memory", is_declined=False).kind == "crash"
