@@ -32,27 +32,41 @@ def make_study_name(request: PlanRequest, objectives: Sequence[str]) -> str:
 
 def find_fresh(name: str, storage: BaseStorage) -> str:
     """`name`, with a number where a study of that name exists: a new search does not continue an old one."""
-    known = {one.study_name for one in storage.get_all_studies()}
-    return next(one for one in (name, *(f"{name}.{n}" for n in range(2, 10_000))) if one not in known)
+    return _follow(name, _list_known(name, storage))
 
 
 def find_resumable(name: str, storage: BaseStorage) -> str:
     """The newest study of this name. Raises UsageError where there is none."""
-    names = [one.study_name for one in storage.get_all_studies()]
-    known = [one for one in names if one == name or one.startswith(f"{name}.")]
+    known = _list_known(name, storage)
     if not known:
         raise UsageError(f"no study `{name}` to resume", hint="leave out `--resume`")
-    return max(known, key=lambda one: int(one.rpartition(".")[2]) if one != name else 1)
+    return known[max(known)]
 
 
-def find_open(name: str, storage: BaseStorage) -> str | None:
-    """The newest study of this name that somebody is at work on, or that nobody has ended yet; None without one."""
+def find_shared(name: str, storage: BaseStorage) -> tuple[str, bool]:
+    """The newest study of this name and True where somebody is at work on it or nobody has ended it; else a new name.
+
+    Names are read once: of two that look at the same moment both find the same new one, and whoever comes second to
+    make it joins it.
+    """
     from optuna.trial import TrialState
 
-    try:
-        newest = find_resumable(name, storage)
-    except UsageError:
-        return None
-    number = storage.get_study_id_from_name(newest)
-    is_open = not is_ended(storage.get_study_user_attrs(number))
-    return newest if is_open or storage.get_all_trials(number, deepcopy=False, states=(TrialState.RUNNING,)) else None
+    known = _list_known(name, storage)
+    if known:
+        newest = known[max(known)]
+        number = storage.get_study_id_from_name(newest)
+        is_open = not is_ended(storage.get_study_user_attrs(number))
+        if is_open or storage.get_all_trials(number, deepcopy=False, states=(TrialState.RUNNING,)):
+            return newest, True
+    return _follow(name, known), False
+
+
+def _list_known(name: str, storage: BaseStorage) -> dict[int, str]:
+    """Studies of this name by their number; the first one has none in its name."""
+    numbered = re.compile(re.escape(name) + r"(?:\.(\d+))?")
+    found = (numbered.fullmatch(one.study_name) for one in storage.get_all_studies())
+    return {int(one[1] or 1): one[0] for one in found if one is not None}
+
+
+def _follow(name: str, known: dict[int, str]) -> str:
+    return f"{name}.{max(known) + 1}" if known else name

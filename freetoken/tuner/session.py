@@ -31,7 +31,7 @@ from freetoken.tuner.headline import Headline, make_headline
 from freetoken.tuner.history import average, calm
 from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
 from freetoken.tuner.method import Method
-from freetoken.tuner.naming import find_fresh, find_open, find_resumable, make_study_name
+from freetoken.tuner.naming import find_fresh, find_resumable, find_shared, make_study_name
 from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
 from freetoken.tuner.outcome import Options, TunePreview, TuneResult
 from freetoken.tuner.pace import Pace
@@ -250,10 +250,12 @@ class Session:
         """The study to resume; in a shared storage the one that others are at work on; else a new one."""
         if self.options.is_resuming:
             return find_resumable(self.study, storage)
-        if is_shared and (found := find_open(self.study, storage)) is not None:
+        if not is_shared:
+            return find_fresh(self.study, storage)
+        found, is_open = find_shared(self.study, storage)
+        if is_open:
             self.say("join", f"study `{found}` of this storage, which has not ended yet")
-            return found
-        return find_fresh(self.study, storage)
+        return found
 
     @contextlib.contextmanager
     def _giving_back(self, launcher: DeployLauncher) -> Iterator[None]:

@@ -5,7 +5,7 @@ import pytest
 
 from freetoken.errors import UsageError
 from freetoken.recipe.model import GoodEnough
-from freetoken.tuner.naming import find_open
+from freetoken.tuner.naming import find_fresh, find_resumable, find_shared
 from freetoken.tuner.reading import list_studies, pick_study, read_study
 from freetoken.tuner.record import StudyResult, write_result
 from freetoken.tuner.values import Outcome
@@ -137,10 +137,43 @@ def test_whoever_joins_a_study_does_not_move_its_beginning():
 
 def test_a_shared_study_is_open_until_its_last_process_has_ended():
     storage = optuna.storages.InMemoryStorage()
-    assert find_open("s", storage) is None
+    assert find_shared("s", storage) == ("s", False)
     search = make_search(storage, "s")
-    assert find_open("s", storage) == "s"
+    assert find_shared("s", storage) == ("s", True)
     write_result(search.study, StudyResult(reason="r", finished_at="2031-05-04T10:15:00.000Z"))
-    assert find_open("s", storage) is None
+    assert find_shared("s", storage) == ("s.2", False)
     search.study.ask(search.site.space.distributions())
-    assert find_open("s", storage) == "s"
+    assert find_shared("s", storage) == ("s", True)
+
+
+def test_two_that_look_at_once_for_a_shared_study_make_one():
+    """The other one makes it between this one's look at what is open and its choice of a name."""
+
+    class Late:
+        def __init__(self):
+            self.inner, self.looks = optuna.storages.InMemoryStorage(), 0
+
+        def get_all_studies(self):
+            known = self.inner.get_all_studies()
+            if not self.looks:
+                optuna.create_study(study_name="s", storage=self.inner)
+            self.looks += 1
+            return known
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    storage = Late()
+    assert find_shared("s", storage) == ("s", False)
+    assert storage.looks == 1
+    assert find_shared("s", storage) == ("s", True)
+
+
+def test_studies_of_one_name_are_numbered_and_the_newest_is_resumed():
+    storage = optuna.storages.InMemoryStorage()
+    for name in ("s", "s.2", "s.10", "s.new", "st"):
+        optuna.create_study(study_name=name, storage=storage)
+    assert (find_resumable("s", storage), find_fresh("s", storage)) == ("s.10", "s.11")
+    assert find_fresh("other", storage) == "other"
+    with pytest.raises(UsageError, match="no study `other` to resume"):
+        find_resumable("other", storage)
