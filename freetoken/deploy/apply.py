@@ -304,9 +304,14 @@ class Application:
         runs.keep_before(run.run_dir)
         spec = self.launcher.make_spec(decision.plan)
         launch = start.make_launch(
-            self.name, self.recipe, decision.plan, spec, self.tools, run.run_id, decision.declared
+            self.name, self.recipe, decision.plan, spec, self.tools, run.run_id, decision.declared, decision.request
         )
-        runs.write_run(run.run_dir, self.recipe, decision.plan, replace(launch, created_at=run.launch.created_at))
+        before = run.launch  # what its process found when it began
+        launch = replace(
+            launch, created_at=before.created_at, vram_available_bytes=before.vram_available_bytes,
+            vram_others=before.vram_others,
+        )  # fmt: skip
+        runs.write_run(run.run_dir, self.recipe, decision.plan, launch)
 
     def _launch(self, running: Running | None, decision: Decision) -> ApplyResult:
         """Fetches what is missing, ends what is replaced, starts and proves; goes back where that fails."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from freetoken.hardware.model import Hardware
     from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
+    from freetoken.supervisor.launch import Launch
+
+#: What the driver takes for a process without listing it, at most; the rest of a difference is somebody else's.
+MOST_UNLISTED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,32 @@ def measure_reclaimable(running: Running, hardware: Hardware) -> Reclaimable:
     """What the machine gets back when `running` ends: its VRAM by NVML (else as planned), its own host memory."""
     record = running.life.record
     members = find_members(record.run_id, running.life.engine)
-    pids = {one.pid for one in members}
-    held = [holder.used_bytes for gpu in hardware.gpus for holder in gpu.holders if holder.pid in pids]
-    vram = sum(held) if held else (record.planned_vram_bytes if record.gpu is not None else 0)
-    return Reclaimable(vram, read_resident(members).anonymous_bytes, record.gpu)
+    pids = frozenset(one.pid for one in members)
+    held = sum(holder.used_bytes for gpu in hardware.gpus for holder in gpu.holders if holder.pid in pids)
+    if held:
+        vram = held + _find_unlisted(running.life.launch, hardware, pids, held)
+    else:
+        vram = record.planned_vram_bytes if record.gpu is not None else 0
+    return Reclaimable(vram, read_resident(members).anonymous_bytes, record.gpu, pids)
+
+
+def _find_unlisted(launch: Launch | None, hardware: Hardware, pids: frozenset[int], held_bytes: int) -> int:
+    """Bytes that the driver took for the engine and lists under no process, such as page tables.
+
+    They are what is missing of the VRAM that was free before the start. On a card that its plan filled they decide:
+    without them the size that ran until a moment ago would not fit (41 MB on an H200).
+    """
+    if launch is None or launch.gpu is None or not launch.vram_available_bytes:
+        return 0
+    try:
+        gpu = hardware.pick_gpu(launch.gpu)
+    except KeyError:
+        return 0
+    others = {str(one.pid): one.used_bytes for one in gpu.holders if one.pid not in pids} if gpu is not None else {}
+    if gpu is None or not others.keys() <= launch.vram_others.keys():
+        return 0  # what the driver took for a newcomer cannot be told from what it took for us
+    free_without_us = launch.vram_available_bytes + sum(launch.vram_others.values()) - sum(others.values())
+    return min(max(0, free_without_us - gpu.vram_free_bytes - held_bytes), MOST_UNLISTED_BYTES)
 
 
 def make_declared(request: PlanRequest, recipe: Recipe, *, is_forced: bool) -> dict[str, Any]:

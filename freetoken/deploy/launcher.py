@@ -69,7 +69,7 @@ class Launcher:
         for attempt in range(self.tools.max_retries + 1):
             began_s = time.monotonic()
             self.request = request
-            run = self.make_run(plan)
+            run = self.make_run(plan, request)
             try:
                 run, proof = self._start(run, request)
                 return run, proof, time.monotonic() - began_s
@@ -84,11 +84,11 @@ class Launcher:
                 request, plan = self._correct(request, plan, found, run, attempt)
         raise AssertionError("the last attempt either returns or raises")
 
-    def make_run(self, plan: Plan) -> start.Run:
-        """A run folder and the launch of `plan`, not yet written or started."""
+    def make_run(self, plan: Plan, request: PlanRequest) -> start.Run:
+        """A run folder and the launch of `plan`, the answer to `request`; not yet written or started."""
         run_dir = runs.create_run_dir()
         spec = self.make_spec(plan)
-        launch = start.make_launch(self.name, self.recipe, plan, spec, self.tools, run_dir.name, self.declared)
+        launch = start.make_launch(self.name, self.recipe, plan, spec, self.tools, run_dir.name, self.declared, request)
         return start.Run(run_dir, launch, plan, self.recipe)
 
     def _start(self, run: start.Run, request: PlanRequest | None = None) -> tuple[start.Run, Proof]:

@@ -32,6 +32,8 @@ class Reclaimable:
     ram_bytes: int = 0
     #: The GPU it runs on: a recipe that leaves the choice open stays there.
     gpu: str | None = None
+    #: Its processes, which are nothing that stands in its own way.
+    pids: frozenset[int] = frozenset()
 
 
 def prepare_request(
@@ -195,9 +197,14 @@ def _has_gpu(hardware: Hardware, name: str) -> bool:
 
 
 def _give_back(hardware: Hardware, reclaimable: Reclaimable) -> Hardware:
-    """`hardware` with the host memory that the replaced deployment frees; its VRAM is a field of the request."""
-    if not reclaimable.ram_bytes:
-        return hardware
-    ram = hardware.ram
-    available = min(ram.total_bytes, ram.available_bytes + reclaimable.ram_bytes)
-    return hardware.model_copy(update={"ram": ram.model_copy(update={"available_bytes": available})})
+    """`hardware` without the replaced deployment, but for its VRAM in use, which is a field of the request."""
+    ram, gpus = hardware.ram, hardware.gpus
+    if reclaimable.ram_bytes:
+        available = min(ram.total_bytes, ram.available_bytes + reclaimable.ram_bytes)
+        ram = ram.model_copy(update={"available_bytes": available})
+    if reclaimable.pids:
+        gpus = tuple(
+            gpu.model_copy(update={"holders": tuple(one for one in gpu.holders if one.pid not in reclaimable.pids)})
+            for gpu in gpus
+        )
+    return hardware.model_copy(update={"ram": ram, "gpus": gpus})

@@ -33,7 +33,7 @@ from freetoken.supervisor.process import (
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import LaunchSpec
-    from freetoken.planner.plan import Plan
+    from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
 
 _POLL_S, _PROGRESS_S = 0.1, 0.5
@@ -75,9 +75,11 @@ class Run:
 
 
 def make_launch(
-    name: str, recipe: Recipe, plan: Plan, spec: LaunchSpec, tools: Tools, run_id: str, declared: dict[str, Any]
-) -> Launch:
-    """The launch of `spec` as it is written down."""
+    name: str, recipe: Recipe, plan: Plan, spec: LaunchSpec, tools: Tools, run_id: str, declared: dict[str, Any],
+    request: PlanRequest,
+) -> Launch:  # fmt: skip
+    """The launch of `spec` as it is written down; `request` is what `plan` answers."""
+    gpu = request.hardware.pick_gpu(plan.settings.gpu) if plan.settings.gpu is not None else None
     return Launch(
         run_id=run_id,
         name=name,
@@ -104,6 +106,8 @@ def make_launch(
         gpu=plan.settings.gpu,
         planned_vram_bytes=plan.vram.peak_bytes if plan.vram else 0,
         planned_ram_bytes=plan.ram.peak_bytes,
+        vram_available_bytes=gpu.vram_free_bytes + request.reclaimable_vram_bytes if gpu is not None else 0,
+        vram_others={str(one.pid): one.used_bytes for one in gpu.holders} if gpu is not None else {},
         is_forced=plan.is_forced,
         owner=identify_self(),
         created_at=format_now(),

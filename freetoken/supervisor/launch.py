@@ -71,6 +71,10 @@ class Launch:
     gpu: str | None = None
     planned_vram_bytes: int = 0
     planned_ram_bytes: int = 0
+    #: Bytes of the GPU that this launch found free, what it replaced counted in; 0 where there is none.
+    vram_available_bytes: int = 0
+    #: What every other process held of it then, by pid.
+    vram_others: dict[str, int] = field(default_factory=dict)
     is_forced: bool = False
     #: The `ft` that wrote this; a run that was never proven and whose owner is gone is adopted or ended.
     owner: ProcessId | None = None
