@@ -244,7 +244,8 @@ def _render(result: TuneResult, console: Console) -> None:
     click.echo(f"{result.recipe}: {counts}, {format_seconds(result.duration_s)}; {result.reason}")
     shown = result.candidate or result.best
     heading = "tried" if result.candidate else "best"
-    rows = [(name, str(result.baseline.get(name, "")), str(value)) for name, value in shown.items()]
+    names = [*shown, *(name for name in result.baseline if name not in shown)]
+    rows = [(name, str(result.baseline.get(name, "")), str(shown.get(name, ""))) for name in names]
     print_table(console, ("setting", "baseline", heading), rows, align=("left", "right", "right"))
     base, best = result.baseline_headline, result.best_headline
     click.echo(f"  baseline   {result.baseline_words}" + (f": {base.describe()}" if base is not None else ""))

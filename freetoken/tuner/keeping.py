@@ -48,12 +48,12 @@ def keep_winner(
     if proof is not None:
         gains = {"gain_ratio": proof.gain, "gain_ratio_low": proof.gain_low, "gain_ratio_high": proof.gain_high}
         known = {name: gain for name, gain in gains.items() if gain is not None}
-    return _keep(site, study, "tuned", _settings_of(site, winner), {**summarise(blocks), **known}, None)
+    return _keep(site, study, "tuned", site.space.relevant(winner), {**summarise(blocks), **known}, None)
 
 
 def keep_baseline(site: PlannedSite, study: str, baseline: Point, proof: Confirmation) -> str | None:
     """Keeps the baseline that stays, with its figures over the confirmation; the warning where that failed."""
-    return _keep(site, study, "confirm", _settings_of(site, baseline), summarise(proof.baseline_blocks), None)
+    return _keep(site, study, "confirm", site.space.relevant(baseline), summarise(proof.baseline_blocks), None)
 
 
 def summarise(blocks: Sequence[Measurement]) -> dict[str, float]:
@@ -64,12 +64,6 @@ def summarise(blocks: Sequence[Measurement]) -> dict[str, float]:
         if head is not None and column in found:
             found |= {f"{column}_low": head.low * scale, f"{column}_high": head.high * scale}
     return found
-
-
-def _settings_of(site: PlannedSite, point: Point) -> dict[str, Any]:
-    canonical, forecast = site.space.canonical(point), site.forecast(point)
-    strategy = forecast.settings.strategy if forecast is not None else None
-    return {one.name: canonical[one.name] for one in site.space if one.is_relevant(strategy)}
 
 
 def _keep(

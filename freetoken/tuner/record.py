@@ -215,6 +215,7 @@ def is_ended(attributes: Mapping[str, Any]) -> bool:
 
 def make_canonical(knobs: tuple[Parameter, ...], point: Point) -> Point:
     """`point` as the space writes it, so that two of the same setting are equal; as it is where it lacks a knob."""
-    if not knobs or any(one.name not in point for one in knobs):
+    strategy = point.get("strategy")
+    if not knobs or any(one.name not in point and one.is_relevant(strategy) for one in knobs):
         return point
     return Space(parameters=knobs).canonical(point)

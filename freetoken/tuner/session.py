@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,22 +27,22 @@ from freetoken.supervisor.locks import FileLock, read_holder
 from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.deploying import LEAST_HANG_S, LONGEST_MEASUREMENT_S, DeployLauncher, pick_port
 from freetoken.tuner.facts import make_facts
-from freetoken.tuner.headline import Headline, make_headline
-from freetoken.tuner.history import average, calm
 from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
 from freetoken.tuner.method import Method
 from freetoken.tuner.naming import find_fresh, find_resumable, find_shared, make_study_name
-from freetoken.tuner.objectives import make_limits, missed_limits, pick_objectives
+from freetoken.tuner.objectives import make_limits, pick_objectives
 from freetoken.tuner.outcome import Options, TunePreview, TuneResult
 from freetoken.tuner.pace import Pace
 from freetoken.tuner.record import StudyResult, write_facts, write_result
 from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study
 from freetoken.tuner.site import PlannedSite
+from freetoken.tuner.soak import Soak, soak
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
 from freetoken.tuner.storage import open_storage
 from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
-from freetoken.tuner.values import Measurement, Observation, Point
+from freetoken.tuner.values import Observation, Point
+from freetoken.tuner.verdict import Verdict, choose_baseline, find_default, judge_gain
 from freetoken.tuner.written import write_tuned_recipe
 from freetoken.units import format_seconds
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 SHORT_BUDGET_S = 600.0
 #: The time of a confirmation is an estimate: so much more is kept for it, and so much less is enough to begin it.
 SPARE = 1.15
-_BROKEN = ("crash", "hang", "garbage")
 
 
 @dataclass
@@ -308,32 +307,40 @@ class Session:
         if end.best is None or end.best.measurement is None:
             crashes = [one.outcome.words for one in end.observations if one.outcome.words]
             raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
-        baseline, words = self._baseline(site, end)
-        candidate, canonical = end.best.point, site.space.canonical
-        confirmation = None
-        if canonical(baseline) == canonical(candidate):
-            settings = {str(canonical(one.point)) for one in end.observations if one.measurement is not None}
+        (baseline, words), space = choose_baseline(end), site.space
+        candidate, is_gain, confirmation = end.best.point, False, None
+        if space.canonical(baseline) == space.canonical(candidate):
+            settings = {str(space.canonical(one.point)) for one in end.observations if one.measurement is not None}
             words += "; nothing was found that beats it" if len(settings) > 1 else "; nothing else was measured"
         else:
             confirmation = self._confirm(site, baseline, candidate)
             self.say("confirm", confirmation.describe())
-        is_gain = confirmation is not None and self._is_gain(confirmation)
+            is_gain, warning = judge_gain(confirmation, self.limits)
+            self._warn(warning)
         has_default = find_default(end) is not None
         # Where the default does not run, what was measured to run is the gain, the fastest unless it was outdone.
         is_open = confirmation is not None and confirmation.verdict == "unfinished"
         winner = candidate if is_gain or (is_open and not has_default) else baseline
-        soak = self._soak(launcher, winner)
-        result = self._make_result(search, end, winner, baseline, words, confirmation)
-        if is_gain or not has_default:
-            written = write_tuned_recipe(self.loaded, site, winner, result, soak, self.warnings)
-            blocks = self._blocks(search, end, winner, confirmation, is_baseline=winner is baseline)
-            self._warn(keep_winner(site, search.name, winner, blocks, confirmation if is_gain else None))
+        soaked = self._soak(launcher, winner)
+        is_usable = soaked.is_sound
+        if not is_usable and winner is candidate:
+            self._warn("it is not taken: it did not last through the soak")
+            is_gain, winner, is_usable = False, baseline, True
+        verdict = Verdict(end, space, self.objectives, self.limits, baseline, words, confirmation)
+        result = verdict.make_result(
+            winner, study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
+            duration_s=self._elapsed_s(), soak=soaked.words,
+        )  # fmt: skip
+        if is_gain or (not has_default and is_usable):
+            written = write_tuned_recipe(self.loaded, site, winner, result, self.warnings)
+            proof = confirmation if is_gain else None
+            self._warn(keep_winner(site, search.name, winner, verdict.blocks(winner), proof))
             result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
         if confirmation is not None and winner is baseline:
-            result = result.model_copy(update={"candidate": canonical(candidate)})
+            result = result.model_copy(update={"candidate": space.relevant(candidate)})
             if confirmation.baseline_blocks and has_default:
                 self._warn(keep_baseline(site, search.name, baseline, confirmation))
-        result = result.model_copy(update={"soak": soak, "warnings": tuple(self.warnings)})
+        result = result.model_copy(update={"warnings": tuple(self.warnings)})
         write_result(search.study, StudyResult.of(result))
         return result
 
@@ -354,95 +361,11 @@ class Session:
             say=lambda text: self.say("confirm", text), is_over=lambda: self._left_s() <= 0,
         )  # fmt: skip
 
-    def _is_gain(self, confirmation: Confirmation) -> bool:
-        """Faster beyond doubt without missing a hard limit that the baseline keeps, or the only one to keep them."""
-        if not confirmation.baseline_blocks or not confirmation.winner_blocks:
-            return False
-        blocks = (confirmation.baseline_blocks, confirmation.winner_blocks)
-        before, after = (set(missed_limits(average(one), self.limits)) for one in blocks)
-        is_faster = confirmation.verdict == "gain"
-        if after < before and not is_faster:
-            self._warn(f"it is taken for keeping the hard limit on {_list(before - after)}, which the baseline misses")
-        elif is_faster and not after <= before:
-            self._warn(
-                f"it is not taken: it misses the hard limit on {_list(after - before)}, which the baseline keeps"
-            )
-        return after < before or (is_faster and after <= before)
-
-    def _baseline(self, site: PlannedSite, end: SearchEnd) -> tuple[Point, str]:
-        """The engine's default; where it did not start, the planner's safe plan, or the first point that worked."""
-        if (found := find_default(end)) is not None:
-            return found.point, "the engine's own default"
-        default = next((one for one in end.observations if one.stage == "default"), None)
-        why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
-        worked = next(one for one in end.observations if one.measurement is not None)
-        return worked.point, f"{why}; the first setting that worked stands for it"
-
-    def _soak(self, launcher: DeployLauncher, winner: Point) -> str:
-        """Runs the workload over and over: growth of memory, slow-down, crashes. Empty where it was not asked for."""
-        if self.options.soak_s <= 0:
-            return ""
-        outcome = launcher.start(winner)
-        ends_s, peaks, turns = self.clock() + self.options.soak_s, [], []
-        while outcome.kind == "ok" and self.clock() < ends_s:
-            outcome = launcher.measure(is_unseen=True)
-            if outcome.measurement is not None:
-                peaks.append(outcome.measurement.peak_bytes or 0)
-                turns.append(outcome.measurement.turn_time_s)
-        if not turns or outcome.kind not in ("ok", "invalid"):
-            return f"not stable: {outcome.kind} {outcome.words}"
-        growth = (peaks[-1] - peaks[0]) / (1 << 20)
-        drift = turns[-1] / turns[0] - 1
-        return f"stable over {len(turns)} rounds: memory grew by {growth:+.0f} MiB, turn time {drift:+.1%}"
-
-    def _make_result(
-        self, search: Search, end: SearchEnd, winner: Point, baseline: Point, words: str,
-        confirmation: Confirmation | None,
-    ) -> TuneResult:  # fmt: skip
-        canonical = search.site.space.canonical
-        is_kept = canonical(winner) == canonical(baseline)
-        base = self._headline(search, end, baseline, confirmation, is_baseline=True)
-        best = base if is_kept else self._headline(search, end, winner, confirmation)
-        measurement = best.measurement if best is not None else None
-        figures = measurement.model_dump(exclude_none=True) if measurement is not None else {}
-        front = tuple(
-            {
-                "point": canonical(one.point),
-                **{each.name: each.read(one.measurement) for each in self.objectives if one.measurement},
-            }
-            for one in end.front
-        ) if len(self.objectives) > 1 else ()  # fmt: skip
-        return TuneResult(
-            study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
-            objectives=tuple(one.name for one in self.objectives), reason=end.reason, trials=len(end.observations),
-            starts=end.starts, crashes=sum(one.outcome.kind in _BROKEN for one in end.observations),
-            duration_s=self._elapsed_s(), best=canonical(winner), best_figures=figures, best_headline=best,
-            baseline=canonical(baseline), baseline_words=words, baseline_headline=base, front=front,
-            confirmation=confirmation,
-            missed=missed_limits(measurement, self.limits) if measurement is not None else (),
-        )  # fmt: skip
-
-    def _headline(
-        self, search: Search, end: SearchEnd, point: Point, proof: Confirmation | None, *, is_baseline: bool = False
-    ) -> Headline | None:
-        """Over the blocks of the confirmation, else over every measurement of the search."""
-        is_unseen = proof is not None and bool(proof.baseline_blocks if is_baseline else proof.winner_blocks)
-        blocks = self._blocks(search, end, point, proof, is_baseline=is_baseline)
-        return make_headline(blocks, self.objectives[0], is_unseen=is_unseen)
-
-    @staticmethod
-    def _blocks(
-        search: Search, end: SearchEnd, point: Point, proof: Confirmation | None, *, is_baseline: bool = False
-    ) -> Sequence[Measurement]:
-        """What was measured of `point`: in the confirmation, else in the search."""
-        if proof is not None and (blocks := proof.baseline_blocks if is_baseline else proof.winner_blocks):
-            return blocks
-        canonical = search.site.space.canonical
-        return [
-            one.measurement
-            for one in calm(end.observations, canonical)
-            if one.measurement and canonical(one.point) == canonical(point)
-        ]
+    def _soak(self, launcher: DeployLauncher, winner: Point) -> Soak:
+        seconds = self.options.soak_s
+        if seconds <= 0:
+            return Soak()
+        return soak(launcher, winner, seconds, clock=self.clock, say=lambda text: self.say("soak", text))
 
     # -- what is kept -----------------------------------------------------------------------------------------
 
@@ -470,15 +393,6 @@ class Session:
         before = self.status.used_s
         self.status = self.status.model_copy(update=changes)
         write_status(self.status.model_copy(update={"used_s": before + self._elapsed_s()}))
-
-
-def find_default(end: SearchEnd) -> Observation | None:
-    """The engine's own default, where it was measured."""
-    return next((one for one in end.observations if one.stage == "default" and one.measurement is not None), None)
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(f"`{one}`" for one in sorted(names))
 
 
 def _reclaimable(running: Any) -> Any:

@@ -119,6 +119,11 @@ class Space(TunerModel):
             for one, first in zip(self.parameters, self._first_values, strict=True)
         }
 
+    def relevant(self, point: Point) -> Point:
+        """`point` without the knobs that do nothing under its strategy: what is shown, written and kept of it."""
+        strategy = point.get("strategy")
+        return {one.name: point[one.name] for one in self.parameters if one.is_relevant(strategy)}
+
     @cached_property
     def _first_values(self) -> tuple[Scalar, ...]:
         return tuple(one.values()[0] for one in self.parameters)
@@ -145,8 +150,11 @@ def make_space(request: PlanRequest, adapter: EngineAdapter, lacking: Container[
     """
     knobs = [_without(knob, lacking) for knob in adapter.knobs]
     parameters = [one for knob in knobs if (one := _make_parameter(request, adapter, knob)) is not None]
+    only_with = {one.name: _only_with(request, one.name) for one in parameters}
     if any(one.name == "strategy" for one in parameters):
-        parameters = [one.model_copy(update={"only_with": _only_with(request, one.name)}) for one in parameters]
+        parameters = [one.model_copy(update={"only_with": only_with[one.name]}) for one in parameters]
+    elif (fixed := request.recipe.settings.strategy) != "auto":
+        parameters = [one for one in parameters if not only_with[one.name] or fixed in only_with[one.name]]
     return Space(parameters=tuple(parameters)) if parameters else None
 
 
@@ -242,7 +250,7 @@ def _useful_choices(request: PlanRequest, name: str, choices: Iterable[Scalar]) 
     for one in choices:
         if name == "prefill_chunk_tokens" and int(one) >= 2 * max(256, workload.context_tokens):
             continue
-        if name == "embed_on_host" and one is True and request.shape.tie_embeddings:
+        if name == "embed_on_host" and one is True and (request.shape.tie_embeddings or not request.hardware.gpus):
             continue
         yield one
     if name == "state_dtype":

@@ -171,7 +171,8 @@ class Search:
             trial, stage=stage, reason=reason, start=start, predicted_cost=said.get(trials.PREDICTED),
             planned=self._planned(point), owner=sharing.make_owner(),
         )  # fmt: skip
-        self.say(Progress("trial", reason, trial.number, stage, point, self._best(), self.left_s(), start))
+        shown = self.site.space.relevant(point)
+        self.say(Progress("trial", reason, trial.number, stage, shown, self._best(), self.left_s(), start))
         began_s = self.clock()
         try:
             with sharing.beating(self.study._storage, trial._trial_id):
@@ -292,10 +293,8 @@ class Search:
             attributes = {trials.STAGE: found.stage, "retries": retries + 1, "retry_of": trial.number}
             self.study.enqueue_trial(found.point, user_attrs=attributes)
         self.on_trial(found)
-        self.say(
-            Progress("done", _describe(outcome, self.objectives), trial.number, found.stage, found.point, self._best(),
-                     self.left_s(), found.start)
-        )  # fmt: skip
+        words, shown = _describe(outcome, self.objectives), self.site.space.relevant(found.point)
+        self.say(Progress("done", words, trial.number, found.stage, shown, self._best(), self.left_s(), found.start))
         return found
 
     def _abandon(self, trial: Trial) -> None:

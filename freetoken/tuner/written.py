@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write_tuned_recipe(
-    loaded: LoadedRecipe, site: PlannedSite, winner: Point, result: TuneResult, soak: str, warnings: list[str]
+    loaded: LoadedRecipe, site: PlannedSite, winner: Point, result: TuneResult, warnings: list[str]
 ) -> str:  # fmt: skip
     """`<name>.tuned.yaml` beside the recipe where that is a folder of the user's, else in the state folder; its path.
 
@@ -33,6 +33,7 @@ def write_tuned_recipe(
     has_slots = launchable is not None and launchable.high > 0
     fixed = site.fix(winner, slots=int(winner["expert_slots"]) if has_slots and "expert_slots" in winner else None)
     name = f"{recipe.name[:70]}.tuned"
+    fixed = _leave_open(site, fixed, winner)
     settings = fixed.recipe.settings
     tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
     confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
@@ -41,7 +42,7 @@ def write_tuned_recipe(
         for name, head in (("this", result.best_headline), ("baseline", result.baseline_headline))
         if head is not None
     ]
-    lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, *heads, soak]
+    lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, *heads, result.soak]
     head = "".join(f"# {one}\n" for one in lines if one)
     text = head + dump_recipe(tuned, base_dir=loaded.base_dir)
     for folder in (loaded.path.parent if loaded.path else None, paths.state_dir() / "recipes"):
@@ -55,6 +56,14 @@ def write_tuned_recipe(
         except OSError as error:
             warnings.append(f"{folder}: {error.strerror}")
     raise FtError(f"the tuned recipe could not be written: {warnings[-1]}")
+
+
+def _leave_open(site: PlannedSite, fixed: PlanRequest, winner: Point) -> PlanRequest:
+    """`fixed` with what does nothing under the winner's strategy as the recipe had it: nobody measured those values."""
+    recipe, kept = fixed.recipe, site.space.relevant(winner)
+    open_ = {one.name: getattr(site.request.recipe.settings, one.name) for one in site.space if one.name not in kept}
+    settings = recipe.settings.model_copy(update=open_)
+    return fixed.model_copy(update={"recipe": recipe.model_copy(update={"settings": settings})})
 
 
 def _write_lock(

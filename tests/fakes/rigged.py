@@ -21,7 +21,8 @@ from freetoken.tuner.values import Measurement, Outcome, Point
 
 REPO = Path(__file__).resolve().parents[2]
 #: Seconds of a turn and to the first token by point, whether the prompts are unseen, and the number of the measurement.
-Figures = Callable[[Point, bool, int], tuple[float, float]]
+#: None is an engine that dies.
+Figures = Callable[[Point, bool, int], tuple[float, float] | None]
 
 
 class RiggedLauncher:
@@ -58,7 +59,10 @@ class RiggedLauncher:
         self.log.append("unseen" if is_unseen else "measure")
         self.tick("measure")
         count = sum(one in ("unseen", "measure") for one in self.log)
-        turn_time_s, ttft_s = self.figures(self.point, is_unseen, count)
+        figures = self.figures(self.point, is_unseen, count)
+        if figures is None:
+            return Outcome(kind="crash", words="out of memory")
+        turn_time_s, ttft_s = figures
         found = Measurement(decode_tps=400 / turn_time_s, ttft_s=ttft_s, turn_time_s=turn_time_s, noise_ratio=0.004)
         return Outcome(kind="ok", measurement=found)
 

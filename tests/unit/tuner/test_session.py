@@ -242,3 +242,31 @@ def test_a_budget_that_is_no_time_is_refused_with_an_example(monkeypatch, tmp_pa
     with pytest.raises(UsageError, match="holds no trial") as caught:
         make_session(monkeypatch, tmp_path, RiggedLauncher(Rigged()), budget_s=budget_s)
     assert (caught.value.exit_code, caught.value.hint) == (2, "`ft tune RECIPE --budget 45m`")
+
+
+def test_a_soak_runs_the_winner_beyond_the_budget_and_is_told_everywhere(tune, tmp_path):
+    watch = Watch(start=5.0, measure=20.0)
+    result = tune(Rigged(unseen=(7.0, 1.0)), watch, soak_s=600.0)
+    assert result.is_tuned
+    assert result.soak.startswith("stable over 30 rounds in 10 min")
+    assert f"# {result.soak}" in (tmp_path / "demo.tuned.yaml").read_text()
+    assert read_record(tmp_path, result.study).result.soak == result.soak
+
+
+@pytest.mark.parametrize("is_default_broken", [False, True])
+def test_a_winner_that_dies_in_the_soak_is_not_taken(tune, tmp_path, is_default_broken):
+    figures = Rigged(unseen=(7.0, 1.0))
+    state = {"soaking": 0}
+
+    def die(point, is_unseen, count):
+        # The confirmation takes four measurements on unseen prompts.
+        state["soaking"] += is_unseen
+        return figures(point, is_unseen, count) if state["soaking"] <= 4 + 3 else None
+
+    result = tune(die, Watch(start=5.0, measure=20.0), soak_s=600.0, is_default_broken=is_default_broken)
+    assert result.confirmation.verdict == "gain"
+    assert result.soak.startswith("not stable: crash after 3 rounds")
+    assert result.best == result.baseline != result.candidate
+    assert any("did not last through the soak" in one for one in result.warnings)
+    # Where the default runs there is no need of another; else what was measured to run first is all that there is.
+    assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (is_default_broken, is_default_broken)

@@ -1,6 +1,7 @@
 import pytest
 
 from freetoken.adapters import get_adapter
+from freetoken.tuner.record import make_canonical
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import Parameter, make_space
 from tests.fakes.planner_cases import make_gpu, make_machine, make_recipe, make_request
@@ -15,7 +16,16 @@ def names_of(recipe, hardware=None):
 def test_what_the_recipe_fixes_is_no_knob():
     free = names_of(make_recipe())
     fixed = names_of(make_recipe(settings={"strategy": "offload", "expert_slots": 600}))
-    assert free - fixed == {"strategy", "expert_slots"}
+    # With the strategy goes what does nothing under it: the threads of the experts on the CPU.
+    assert free - fixed == {"strategy", "expert_slots", "cpu_threads"}
+    assert "cpu_threads" in names_of(make_recipe(settings={"strategy": "hybrid"}))
+    on_cpu = make_recipe("native", settings={"strategy": "offload"})
+    assert names_of(on_cpu, make_machine()) >= {"expert_slots", "cpu_threads"}
+
+
+def test_an_embedding_on_the_host_is_no_choice_where_everything_is():
+    assert "embed_on_host" in names_of(make_recipe("native"))
+    assert "embed_on_host" not in names_of(make_recipe("native"), make_machine())
 
 
 def test_knobs_that_change_answers_are_turned_only_where_they_are_listed():
@@ -135,6 +145,11 @@ def test_points_that_differ_only_in_what_does_nothing_are_one_point():
     assert space.canonical(point) == space.canonical({**point, "cpu_threads": 8})
     hybrid = {**point, "strategy": "hybrid"}
     assert space.canonical(hybrid) != space.canonical({**hybrid, "cpu_threads": 8})
+    # What is shown, written and kept of them leaves out what does nothing, and is still the same point.
+    assert "cpu_threads" not in space.relevant(point)
+    assert space.relevant(hybrid)["cpu_threads"] == 2
+    assert space.canonical(space.relevant(point)) == space.canonical(point)
+    assert make_canonical(space.parameters, space.relevant(point)) == space.canonical(point)
 
 
 def test_a_choice_that_needs_a_package_is_left_out_where_the_package_is_not_there():
