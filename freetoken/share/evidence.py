@@ -148,8 +148,9 @@ def summarise_figures(metrics: Sequence[Mapping[str, float]]) -> dict[str, Figur
 def _interval(name: str, metrics: Mapping[str, float]) -> tuple[float, float]:
     """The 95 % interval that a measurement gives a figure; the figure itself where it gives none."""
     value = metrics[name]
-    # A trial tells the standard error of its turns alone.
-    half = 1.96 * metrics.get("noise_ratio", 0.0) * value if name == "turn_time_s" else 0.0
+    # A trial tells the standard error of its turns and of its decode rate.
+    noise = {"turn_time_s": "noise_ratio", "decode_tps": "decode_noise_ratio"}.get(name, "")
+    half = 1.96 * metrics.get(noise, 0.0) * value
     low, high = metrics.get(f"{name}_low", value - half), metrics.get(f"{name}_high", value + half)
     return max(0.0, min(low, value)), max(high, value)
 

@@ -104,7 +104,7 @@ def judge(baseline: Sequence[Measurement], winner: Sequence[Measurement], object
     """The gain with its interval from two blocks of each."""
     a = [math.log(cost) for one in baseline if (cost := objective.cost(one)) is not None]
     b = [math.log(cost) for one in winner if (cost := objective.cost(one)) is not None]
-    half = compute_half_width([a, b], [one.noise_ratio for one in (*baseline, *winner)])
+    half = compute_half_width([a, b], [objective.noise(one) for one in (*baseline, *winner)])
     mean = fmean(a) - fmean(b)
     low, high = math.expm1(mean - half), math.expm1(mean + half)
     verdict: Verdict = "gain" if low > 0 else "worse" if high < 0 else "no gain"

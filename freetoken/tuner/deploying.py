@@ -25,7 +25,7 @@ from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.values import Kind, Measurement, Outcome, Point
 
 if TYPE_CHECKING:
-    from freetoken.bench.result import BenchResult
+    from freetoken.bench.result import BenchResult, Estimate
     from freetoken.deploy.values import ApplyResult
     from freetoken.recipe.load import LoadedRecipe
 
@@ -230,8 +230,6 @@ def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = No
     if not decode or not ttft or not turn:
         return Outcome(kind="garbage", words="no token rate could be measured: too few tokens came", run_id=run_id)
     times = result.metrics["turn_time_s"]
-    # One request has no interval of its own.
-    spread = times.half_width_ratio / 1.96 if times.n > 1 else LONE_NOISE
     peak = result.mean("vram_peak_bytes" if is_on_gpu else "ram_peak_bytes")
     measurement = Measurement(
         decode_tps=decode,
@@ -245,9 +243,16 @@ def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = No
         joules_per_token=result.mean("joules_per_token"),
         hit_ratio=result.mean("hit_ratio"),
         peak_bytes=round(peak) if peak else None,
-        noise_ratio=min(0.5, max(0.002, spread)),
+        noise_ratio=_noise(times),
+        decode_noise_ratio=_noise(result.metrics["decode_tps"]),
     )
     return Outcome(kind="ok", measurement=measurement, run_id=run_id)
+
+
+def _noise(found: Estimate) -> float:
+    """Relative standard error; one request has no interval of its own."""
+    spread = found.half_width_ratio / 1.96 if found.n > 1 else LONE_NOISE
+    return min(0.5, max(0.002, spread))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

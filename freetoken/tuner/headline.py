@@ -50,7 +50,7 @@ def make_headline(
     figures = [figure for one in told if (figure := objective.read(one)) is not None]
     if not figures:
         return None
-    half = compute_half_width([[math.log(one) for one in figures]], [one.noise_ratio for one in told])
+    half = compute_half_width([[math.log(one) for one in figures]], [objective.noise(one) for one in told])
     figure = fmean(figures)
     return Headline(
         measurement=average(told), objective=objective.name, unit=objective.unit, figure=figure,

@@ -190,9 +190,10 @@ class Knowledge:
         freedom = sum(len(one) - 1 for one in logs.values())
         return math.sqrt((SAID_FREEDOM * said**2 + squares) / (SAID_FREEDOM + freedom))
 
-    def said_noise(self, history: Sequence[Observation]) -> float:
-        """Relative noise of one measurement by the bench's own word: the median."""
-        said = [one.measurement.noise_ratio for one in self._calm(history) if one.measurement is not None]
+    def said_noise(self, history: Sequence[Observation], objective: Objective | None = None) -> float:
+        """Relative noise of one measurement of `objective` (the first) by the bench's own word: the median."""
+        told = (objective or self.objectives[0]).noise
+        said = [told(one.measurement) for one in self._calm(history) if one.measurement is not None]
         return float(np.median(said)) if said else 0.02
 
     # -- points -----------------------------------------------------------------------------------------------
@@ -316,4 +317,8 @@ class Knowledge:
 
 def _with_noise(measurement: Measurement, noise_ratio: float) -> Measurement:
     """`measurement` with at least this noise: repeats may have shown more than the bench knew of."""
-    return measurement.model_copy(update={"noise_ratio": max(measurement.noise_ratio, noise_ratio)})
+    turn, decode = measurement.noise_ratio, measurement.decode_noise_ratio
+    update = {"noise_ratio": max(turn, noise_ratio)}
+    return measurement.model_copy(
+        update=update | ({} if decode is None else {"decode_noise_ratio": max(decode, noise_ratio)})
+    )

@@ -179,10 +179,11 @@ class CostModel:
     def _targets(self, measured: Sequence[Measurement]) -> tuple[Array, Array]:
         step = np.array([1 / one.decode_tps for one in measured])
         noise = np.array([max(0.005, one.noise_ratio) for one in measured])
+        told = [one.noise_ratio if one.decode_noise_ratio is None else one.decode_noise_ratio for one in measured]
         prefill = np.array([max(one.ttft_s - 1 / one.decode_tps, 0.02 * one.ttft_s) for one in measured])
         hits = np.array([np.nan if one.hit_ratio is None else one.hit_ratio for one in measured])
         target = np.concatenate([np.log(step), np.log(prefill), hits])
-        decode_sd = np.hypot(noise, _FORM_SD)
+        decode_sd = np.hypot(np.maximum(0.005, told), _FORM_SD)
         return target, np.concatenate([decode_sd, np.hypot(1.5 * noise, 2 * _FORM_SD), np.full(len(step), 0.015)])
 
     # -- predicting -------------------------------------------------------------------------------------------

@@ -29,6 +29,14 @@ class Objective(NamedTuple):
         figure = self.read(measurement)
         return None if figure is None else self.to_cost(figure)
 
+    def noise(self, measurement: Measurement) -> float:
+        """Relative standard error of the figure by the bench's word.
+
+        Turns of a conversation differ in their prompts and so in their time, while all of them decode alike.
+        """
+        own = measurement.decode_noise_ratio if self.name in ("decode_tps", "throughput") else None
+        return measurement.noise_ratio if own is None else own
+
     def to_cost(self, figure: float) -> float:
         """A figure as a cost, and (its own inverse) a cost as a figure."""
         return figure if self.direction == "minimize" else 1 / figure

@@ -247,9 +247,10 @@ def _find_front(
     observations = _observe(trials)
     merged = _merge_trials(facts, trials)
     counts = Counter(json.dumps(make_canonical(facts.knobs, one.point), sort_keys=True) for one in observations)
-    noises = [one.measurement.noise_ratio for one in observations if one.measurement is not None]
+    measured = [one.measurement for one in observations if one.measurement is not None]
+    noise = max(median(axis.noise(one) for one in measured) for axis in axes) if measured else 0.0
     found = []
-    for one in pareto_front(merged, axes, limits, noise=median(noises) if noises else 0.0):
+    for one in pareto_front(merged, axes, limits, noise=noise):
         figures = [axis.read(one.measurement) for axis in axes] if one.measurement is not None else []
         repeats = counts[json.dumps(make_canonical(facts.knobs, one.point), sort_keys=True)]
         across, up = (figure for figure in figures if figure is not None)

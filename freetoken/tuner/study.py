@@ -150,7 +150,8 @@ class Search:
         best = self.method.best(history)
         misses = missed_limits(best.measurement, self.limits) if best is not None and best.measurement else ()
         merged = trials.merge_repeats(history, self.site.space.canonical)
-        front = pareto_front(merged, self.objectives, self.limits, noise=self.method.said_noise(history))
+        noise = max(self.method.said_noise(history, one) for one in self.objectives)
+        front = pareto_front(merged, self.objectives, self.limits, noise=noise)
         return SearchEnd(history, best, front, reason, distinct_starts(history), misses)
 
     def left_s(self) -> float | None:

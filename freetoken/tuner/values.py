@@ -44,6 +44,8 @@ class Measurement(TunerModel):
     peak_bytes: int | None = None
     #: Relative standard error of the turn time.
     noise_ratio: float = Field(default=0.02, ge=0)
+    #: The same of the decode rate; None where only the turn's is known.
+    decode_noise_ratio: float | None = Field(default=None, ge=0)
 
 
 class Outcome(TunerModel):

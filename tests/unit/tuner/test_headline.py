@@ -19,5 +19,14 @@ def test_more_measurements_that_agree_narrow_the_interval():
     assert four.high - four.low < (one.high - one.low) / 2
 
 
+def test_turns_that_differ_by_design_do_not_blur_the_decode_rate():
+    found = [make_measurement(2.3, decode_tps=214.0, noise_ratio=0.057, decode_noise_ratio=0.002)] * 2
+    turn, decode = (make_headline(found, OBJECTIVES[name]) for name in ("turn_time", "decode_tps"))
+    assert turn.high / turn.low > 1.15
+    assert decode.high / decode.low < 1.01
+    only_turns = [one.model_copy(update={"decode_noise_ratio": None}) for one in found]
+    assert make_headline(only_turns, OBJECTIVES["decode_tps"]).high > 1.05 * decode.high
+
+
 def test_what_has_no_figure_of_the_objective_has_no_headline():
     assert make_headline([make_measurement()], OBJECTIVES["efficiency"]) is None
