@@ -251,6 +251,8 @@ def _render(result: TuneResult, console: Console) -> None:
     click.echo(f"  baseline   {result.baseline_words}" + (f": {base.describe()}" if base is not None else ""))
     if result.confirmation is not None:
         click.echo(f"  proof      {result.confirmation.describe()}")
+        if (versus := result.confirmation.imported) is not None:
+            click.echo(f"  imported   against the best imported setting: {versus.describe_interval()}")
     if result.is_tuned and best is not None:
         click.echo(f"  best       {best.describe()}")
     figures = result.best_figures

@@ -126,6 +126,8 @@ def describe_winner(study: StudyRecord) -> list[str]:
         found.append("It was not held against the baseline on unseen prompts.")
     elif result.confirmation is not None:
         found.append(f"Held against the baseline: {result.confirmation.describe()}.")
+        if (versus := result.confirmation.imported) is not None:
+            found.append(f"Held against the best imported setting in the same run: {versus.describe_interval()}.")
     else:
         found.append("Nothing beat the baseline, so there was nothing to confirm.")
     found += [

@@ -52,10 +52,12 @@ class Pace:
         """Seconds of a start."""
         return self._estimate("start")
 
-    def confirmation_s(self, *, shares_start: bool) -> float:
-        """Seconds of A B B A: four measurements, and three starts or one with two resizes."""
-        starts, resizes = (1, 2) if shares_start else (3, 0)
-        return starts * self._estimate("start") + resizes * self._estimate("resize") + 4 * self._estimate("measure")
+    def confirmation_s(self, *, shares_start: bool, settings: int = 2) -> float:
+        """Seconds of A B B A: two measurements of each, and a start at each change or one start with resizes."""
+        changes = 2 * settings - 1
+        starts, resizes = (1, changes - 1) if shares_start else (changes, 0)
+        measurements = 2 * settings * self._estimate("measure")
+        return starts * self._estimate("start") + resizes * self._estimate("resize") + measurements
 
     def reserve_s(self) -> float:
         """Seconds that whatever follows the search takes."""

@@ -42,7 +42,7 @@ from freetoken.tuner.status import TuneStatus, read_status, write_status
 from freetoken.tuner.storage import open_storage
 from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
 from freetoken.tuner.values import Observation, Point
-from freetoken.tuner.verdict import Verdict, choose_baseline, find_default, judge_gain
+from freetoken.tuner.verdict import Verdict, choose_baseline, find_default, find_imported, judge_gain, prefer_imported
 from freetoken.tuner.written import write_tuned_recipe
 from freetoken.units import format_seconds
 
@@ -79,6 +79,7 @@ class Session:
             raise UsageError(f"a budget of {self.budget_s:g} s holds no trial", hint="`ft tune RECIPE --budget 45m`")
         self.warnings: list[str] = []
         self._starts: set[int] = set()
+        self._has_imported = False
         #: The study's name in its storage, with the number of a repeated one.
         self.kept_as = ""
         self.began_s = self.clock()
@@ -122,7 +123,7 @@ class Session:
             planned=site.planned_point(),
             seeds=tuple(tried),
             seeds_words=describe_seeds(tried, seeds),
-            device=_device(site),
+            device=site.device,
         )
 
     def study_name(self, request: PlanRequest) -> str:
@@ -148,7 +149,7 @@ class Session:
         self._take_lock(self.prepare()).release()
 
     def _take_lock(self, site: PlannedSite) -> FileLock:
-        lock = register.study_lock(_device(site), purpose=f"ft tune of `{self.loaded.recipe.name}`")
+        lock = register.study_lock(site.device, purpose=f"ft tune of `{self.loaded.recipe.name}`")
         if not lock.try_acquire():
             holder = read_holder(lock.path)
             who = holder.describe() if holder else "another `ft tune`"
@@ -207,7 +208,8 @@ class Session:
     def _reserve_s(self, site: PlannedSite) -> float:
         """Seconds of the budget that the search leaves: to confirm, and to start again what ran before."""
         is_all_live = self.pace.can_resize and all(one.cost == "live" for one in site.space)
-        return SPARE * self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
+        settings = 3 if self._has_imported else 2
+        return SPARE * self.pace.confirmation_s(shares_start=is_all_live, settings=settings) + self._restore_s()
 
     def _describe_overrun(self) -> tuple[str, ...]:
         over_s = -self._left_s() - self.options.soak_s
@@ -241,6 +243,7 @@ class Session:
         self.kept_as = search.name
         mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
+        self._has_imported = search.has_seeds
         if search.seeded is not None:
             self.say("seeds", describe_seeds(search.seeded, seeds))
         return search
@@ -313,8 +316,14 @@ class Session:
             settings = {str(space.canonical(one.point)) for one in end.observations if one.measurement is not None}
             words += "; nothing was found that beats it" if len(settings) > 1 else "; nothing else was measured"
         else:
-            confirmation = self._confirm(site, baseline, candidate)
+            imported = find_imported(end, self.objectives[0], self.limits)
+            confirmation = self._confirm(site, baseline, candidate, imported.point if imported is not None else None)
             self.say("confirm", confirmation.describe())
+            if confirmation.imported is not None:
+                self.say("confirm", f"against the imported setting: {confirmation.imported.describe_interval()}")
+            if imported is not None and (preferred := prefer_imported(confirmation, self.limits)) is not None:
+                self._warn("the imported setting outdid what the search found, and stands in its place")
+                candidate, confirmation = imported.point, preferred
             is_gain, warning = judge_gain(confirmation, self.limits)
             self._warn(warning)
         has_default = find_default(end) is not None
@@ -344,11 +353,15 @@ class Session:
         write_result(search.study, StudyResult.of(result))
         return result
 
-    def _confirm(self, site: PlannedSite, baseline: Point, candidate: Point) -> Confirmation:
-        """Both side by side, where the budget still holds that."""
-        key, canonical = site.space.start_key, site.space.canonical
-        shares_start = self.pace.can_resize and key(canonical(baseline)) == key(canonical(candidate))
-        needed_s, left_s = self.pace.confirmation_s(shares_start=shares_start), max(0.0, self._left_s())
+    def _confirm(self, site: PlannedSite, baseline: Point, candidate: Point, imported: Point | None) -> Confirmation:
+        """Both side by side, where the budget still holds that, and an imported setting that is neither of them."""
+        canonical = site.space.canonical
+        if imported is not None and canonical(imported) in (canonical(baseline), canonical(candidate)):
+            imported = None
+        needed_s, left_s = self._confirmation_s(site, baseline, candidate, imported), max(0.0, self._left_s())
+        if imported is not None and needed_s > SPARE * left_s:
+            self._warn("the imported setting was not compared with what was found: the time was too short")
+            imported, needed_s = None, self._confirmation_s(site, baseline, candidate)
         # A search that ended a little late is not thrown away: no block begins after the end of the budget.
         if needed_s > SPARE * left_s:
             words = (
@@ -357,9 +370,14 @@ class Session:
             )
             return Confirmation(verdict="unfinished", objective=self.objectives[0].name, words=words)
         return confirm(
-            self.pace, site.space, baseline, candidate, self.objectives[0],
+            self.pace, site.space, baseline, candidate, self.objectives[0], imported=imported,
             say=lambda text: self.say("confirm", text), is_over=lambda: self._left_s() <= 0,
         )  # fmt: skip
+
+    def _confirmation_s(self, site: PlannedSite, *points: Point | None) -> float:
+        kept = [site.space.canonical(one) for one in points if one is not None]
+        is_one_start = self.pace.can_resize and len({site.space.start_key(one) for one in kept}) == 1
+        return self.pace.confirmation_s(shares_start=is_one_start, settings=len(kept))
 
     def _soak(self, launcher: DeployLauncher, winner: Point) -> Soak:
         seconds = self.options.soak_s
@@ -399,8 +417,3 @@ def _reclaimable(running: Any) -> Any:
     from freetoken.deploy.current import measure_reclaimable
 
     return measure_reclaimable(running, DEFAULT_TOOLS.probe(None)) if running is not None else None
-
-
-def _device(site: PlannedSite) -> str:
-    attempt = site.plan_attempt
-    return (attempt.budget.settings.gpu if attempt is not None else None) or "cpu"

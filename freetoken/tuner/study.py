@@ -144,6 +144,11 @@ class Search:
             self.step()
         return reason
 
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the study was begun with settings from another machine."""
+        return any(one.user_attrs.get(trials.STAGE) == "seed" for one in self.study.get_trials(deepcopy=False))
+
     def end(self, reason: str) -> SearchEnd:
         """What is known now."""
         history = self.sampler.read(self.study)

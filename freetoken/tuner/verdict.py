@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freetoken.tuner.confirm import Confirmation
+from freetoken.tuner.confirm import Confirmation, judge
 from freetoken.tuner.headline import Headline, make_headline
 from freetoken.tuner.history import average, calm
-from freetoken.tuner.objectives import Limit, Objective, missed_limits
+from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, missed_limits, penalised_cost
 from freetoken.tuner.outcome import TuneResult
 from freetoken.tuner.space import Space
 from freetoken.tuner.study import SearchEnd
@@ -37,6 +37,29 @@ def choose_baseline(end: SearchEnd) -> tuple[Point, str]:
     why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
     worked = next(one for one in end.observations if one.measurement is not None)
     return worked.point, f"{why}; the first setting that worked stands for it"
+
+
+def find_imported(end: SearchEnd, objective: Objective, limits: Sequence[Limit]) -> Observation | None:
+    """The best of the settings from another machine, as they were measured here; None where none was."""
+    costs = [
+        (cost, index, one)
+        for index, one in enumerate(end.observations)
+        if one.stage == "seed"
+        and one.measurement is not None
+        and (cost := penalised_cost(objective, one.measurement, limits)) is not None
+    ]
+    return min(costs)[2] if costs else None
+
+
+def prefer_imported(confirmation: Confirmation, limits: Sequence[Limit]) -> Confirmation | None:
+    """The imported setting against the baseline, where it outdid the winner and misses no more limits; else None."""
+    versus = confirmation.imported
+    if versus is None or versus.verdict != "worse":
+        return None
+    ours, theirs = (set(missed_limits(average(one), limits)) for one in (versus.winner_blocks, versus.baseline_blocks))
+    if not theirs <= ours:
+        return None
+    return judge(confirmation.baseline_blocks, versus.baseline_blocks, OBJECTIVES[confirmation.objective])
 
 
 def judge_gain(confirmation: Confirmation, limits: Sequence[Limit]) -> tuple[bool, str | None]:

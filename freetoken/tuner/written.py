@@ -37,6 +37,8 @@ def write_tuned_recipe(
     settings = fixed.recipe.settings
     tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
     confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
+    if result.confirmation is not None and (versus := result.confirmation.imported) is not None:
+        confirmed += f"; against the best imported setting {versus.describe_interval()}"
     heads = [
         f"{name}: {head.describe()}"
         for name, head in (("this", result.best_headline), ("baseline", result.baseline_headline))

@@ -16,6 +16,7 @@ from freetoken.recipe.load import load_recipe
 from freetoken.recipe.model import GoodEnough
 from freetoken.tuner import session
 from freetoken.tuner.outcome import Options
+from freetoken.tuner.seeds import Seeds
 from freetoken.tuner.session import Session
 from freetoken.tuner.values import Measurement, Outcome, Point
 
@@ -75,9 +76,9 @@ class RiggedLauncher:
 
 def make_session(
     monkeypatch: Any, folder: Path, launcher: RiggedLauncher, *, clock: Callable[[], float] = time.monotonic,
-    targets: GoodEnough | None = None, **options: Any,
+    targets: GoodEnough | None = None, seeds: Seeds | None = None, **options: Any,
 ) -> Session:  # fmt: skip
-    """`ft tune demo.yaml` in `folder`, with a state folder of its own."""
+    """`ft tune demo.yaml` in `folder`, with a state folder of its own, and settings that came with the recipe."""
     monkeypatch.setenv("FT_STATE", str(folder / "state"))
     monkeypatch.setenv("FT_RUNTIME_DIR", str(folder / "run"))
     monkeypatch.setattr(session, "DeployLauncher", launcher)
@@ -86,4 +87,7 @@ def make_session(
     loaded = load_recipe(str(recipe))
     if targets is not None:
         loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"good_enough": targets}))
-    return Session(loaded, Options(**({"budget_s": 3600.0, "trials": 5} | options)), clock=clock)
+    found = seeds or Seeds()
+    return Session(
+        loaded, Options(**({"budget_s": 3600.0, "trials": 5} | options)), clock=clock, find_seeds=lambda site: found
+    )

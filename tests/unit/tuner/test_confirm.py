@@ -80,3 +80,52 @@ def test_a_block_that_fails_leaves_the_answer_open():
     launcher = ScriptedLauncher(seed=2, fate=lambda number, point: Outcome(kind="crash", words="gone"))
     found = confirm(launcher, site.space, site.default_point(), site.default_point(), TURN_TIME)
     assert (found.verdict, found.describe()) == ("unfinished", "not confirmed: the baseline did not measure: gone")
+
+
+def settings_of_three_starts():
+    site = make_site(2)
+    a = site.space.clip(
+        {**site.default_point(), "strategy": "offload", "prefill_chunk_tokens": 2048, "expert_slots": 600}
+    )
+    return site, a, {**a, "attention": "fi"}, {**a, "prefill_chunk_tokens": 1024}
+
+
+def test_an_imported_setting_is_measured_in_the_same_run_around_the_same_moment():
+    site, a, b, c = settings_of_three_starts()
+    launcher = ScriptedLauncher(seed=2)
+    found = confirm(launcher, site.space, a, b, TURN_TIME, imported=c)
+    measured, current = [], None
+    for kind, told in launcher.log:
+        current = told if kind != "measure" else current
+        if kind == "measure":
+            measured.append(next(name for name, point in (("A", a), ("B", b), ("C", c)) if point == current))
+    assert "".join(measured) == "ACBBCA"
+    assert sum(kind == "start" for kind, _ in launcher.log) == 5
+    assert found.verdict in ("gain", "no gain", "worse")
+    # Both comparisons rest on the same blocks of the winner.
+    assert found.imported.winner == found.winner
+    assert found.imported.baseline != found.baseline
+    assert found.imported.imported is None
+
+
+def test_an_imported_setting_that_dies_is_left_out_and_the_rest_goes_on():
+    site, a, b, c = settings_of_three_starts()
+
+    def fate(number, point):
+        return Outcome(kind="crash", words="out of memory") if point == c else None
+
+    launcher = ScriptedLauncher(seed=2, fate=fate)
+    found = confirm(launcher, site.space, a, b, TURN_TIME, imported=c)
+    assert found.verdict in ("gain", "no gain", "worse")
+    assert (len(found.baseline), len(found.winner)) == (2, 2)
+    assert found.imported.verdict == "unfinished"
+    assert found.imported.describe_interval() == "not compared: the imported setting did not measure: out of memory"
+    # It is tried once, and nothing is taken for running after it.
+    assert [one[0] for one in launcher.log].count("start") == 4
+
+
+def test_a_study_of_three_takes_its_time_into_account():
+    site, a, b, c = settings_of_three_starts()
+    ends = iter([False] * 5 + [True])
+    found = confirm(ScriptedLauncher(seed=2), site.space, a, b, TURN_TIME, imported=c, is_over=lambda: next(ends))
+    assert found.describe() == "not confirmed: the budget ended after 5 of 6 measurements"

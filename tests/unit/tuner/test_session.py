@@ -13,6 +13,7 @@ from freetoken.store import open_store
 from freetoken.store.rebuild import rebuild_from_runs
 from freetoken.tuner import status
 from freetoken.tuner.reading import read_study
+from freetoken.tuner.seeds import Seeds
 from freetoken.tuner.status import read_status
 from tests.fakes.rigged import RiggedLauncher, make_session
 
@@ -270,3 +271,52 @@ def test_a_winner_that_dies_in_the_soak_is_not_taken(tune, tmp_path, is_default_
     assert any("did not last through the soak" in one for one in result.warnings)
     # Where the default runs there is no need of another; else what was measured to run first is all that there is.
     assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (is_default_broken, is_default_broken)
+
+
+IMPORTED = Seeds(({CHUNK: 512},), "found on another machine")
+
+
+class WithImported:
+    """Seconds of a turn: the default's, those of the setting that came with the recipe, and those of all others."""
+
+    def __init__(self, imported_s, others_s, unseen_imported_s, unseen_others_s):
+        self.search, self.unseen = (imported_s, others_s), (unseen_imported_s, unseen_others_s)
+        self.default = None
+
+    def __call__(self, point, is_unseen, count):
+        is_imported = point[CHUNK] == 512
+        if self.default is None and not is_imported:
+            self.default = point
+        imported_s, others_s = self.unseen if is_unseen else self.search
+        found = imported_s if is_imported else 10.0 if point == self.default else others_s
+        return found * (1 + 0.002 * (count % 3)), 1.0
+
+
+def test_the_winner_is_held_against_what_came_with_the_recipe_too(tune, tmp_path):
+    result = tune(WithImported(8.0, 6.0, 8.0, 6.0), seeds=IMPORTED)
+    assert result.is_tuned
+    assert result.best[CHUNK] != 512
+    versus = result.confirmation.imported
+    assert (versus.verdict, versus.gain) == ("gain", pytest.approx(8 / 6 - 1, rel=0.02))
+    assert result.confirmation.gain == pytest.approx(10 / 6 - 1, rel=0.02)
+    told = f"against the best imported setting {versus.describe_interval()}"
+    assert told in (tmp_path / "demo.tuned.yaml").read_text()
+    assert read_record(tmp_path, result.study).result.confirmation.imported == versus
+
+
+def test_an_imported_setting_that_outdoes_the_winner_takes_its_place(tune, tmp_path):
+    result = tune(WithImported(8.0, 6.0, 6.5, 7.5), seeds=IMPORTED)
+    assert result.is_tuned
+    assert result.best[CHUNK] == 512
+    assert result.confirmation.verdict == "gain"
+    assert result.confirmation.gain == pytest.approx(10 / 6.5 - 1, rel=0.02)
+    assert result.best_headline.figure == pytest.approx(6.5, rel=0.01)
+    assert any("outdid what the search found" in one for one in result.warnings)
+    (row,) = list_rows(tmp_path, "tuned")
+    assert row.settings[CHUNK] == 512
+
+
+def test_what_won_the_search_as_an_imported_setting_is_compared_once(tune):
+    result = tune(WithImported(5.0, 6.0, 5.0, 6.0), seeds=IMPORTED)
+    assert result.best[CHUNK] == 512
+    assert result.confirmation.imported is None
