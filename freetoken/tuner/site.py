@@ -82,11 +82,6 @@ class Site(Protocol):
         ...
 
     @property
-    def device(self) -> str:
-        """The GPU of the plan by uuid or index, or `cpu`."""
-        return (self.plan_attempt.budget.settings.gpu if self.plan_attempt is not None else None) or "cpu"
-
-    @property
     def cores(self) -> int:
         """CPU cores that the engine may use."""
         ...
