@@ -69,7 +69,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--status", "is_status", is_flag=True, help="Show the studies of this state folder and how they stand.")
 @click.option("--storage", metavar="URL", help="Any Optuna storage, so that equal machines share one study.")
 @click.option(
-    "--soak", "soak_s", type=Duration(), default=0.0, metavar="TIME", help="Run the winner so long at the end."
+    "--soak",
+    "soak_s",
+    type=Duration(),
+    default=0.0,
+    metavar="TIME",
+    help="Run the winner so long at the end, and watch for crashes, growing memory and slow-down.",
 )
 @click.option(
     "--repeats", type=click.IntRange(1, 100), help="Rounds of each measurement; else 2, or 1 in under 10 minutes."

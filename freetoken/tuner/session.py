@@ -244,6 +244,8 @@ class Session:
         mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
         self._has_imported = search.has_seeds
+        if doubt := site.describe_doubt():
+            self.say("rates", doubt)
         if search.seeded is not None:
             self.say("seeds", describe_seeds(search.seeded, seeds))
         return search

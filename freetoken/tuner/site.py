@@ -135,6 +135,17 @@ class PlannedSite:
         """Cores that this process may use."""
         return max(1, self.request.hardware.cpu.usable_cores)
 
+    def describe_doubt(self) -> str:
+        """What the predictions rest on that nobody has measured, in a sentence; "" where that changes nothing."""
+        if "strategy" not in self._space or "hybrid" not in self._space["strategy"].choices:
+            return ""
+        if self._rates.cpu_overlap is not None:
+            return ""
+        return (
+            "PCIe link and CPU experts were never measured at once, so what `hybrid` can do is a guess, and it waits "
+            "for `offload`; `ft bench bw` measures them"
+        )
+
     def forecast(self, point: Point) -> Forecast | None:
         """The planner's answer with everything but the slots taken from `point`."""
         key = tuple(point.get(one.name) for one in self._space if one.name != "expert_slots")

@@ -106,6 +106,14 @@ def test_offload_is_started_before_hybrid_of_which_nobody_has_measured_the_pair(
         assert proposal.point["state_dtype"] in ("bfloat16", "float16")
 
 
+def test_what_nobody_measured_of_the_pair_is_said():
+    site = make_method(HAND, "decode_tps").site
+    assert "`ft bench bw` measures them" in site.describe_doubt()
+    site._rates = site.rates._replace(cpu_overlap=50e9)
+    assert site.describe_doubt() == ""
+    assert make_method(HAND, "decode_tps", sets=("settings.strategy=offload",)).site.describe_doubt() == ""
+
+
 def test_a_refused_resize_is_asked_for_again_with_what_was_missing_left_out():
     study, sets = "hand-2k, state_dtype", ("allow_quality_changes=[state_dtype]",)
     method = make_method(HAND, "decode_tps", sets=sets)
