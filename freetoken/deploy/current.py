@@ -108,8 +108,8 @@ def _find_unlisted(launch: Launch | None, hardware: Hardware, pids: frozenset[in
     except KeyError:
         return 0
     others = {str(one.pid): one.used_bytes for one in gpu.holders if one.pid not in pids} if gpu is not None else {}
-    if gpu is None or not others.keys() <= launch.vram_others.keys():
-        return 0  # what the driver took for a newcomer cannot be told from what it took for us
+    if gpu is None or not others.keys() <= launch.vram_others.keys() or not all(others.values()):
+        return 0  # what a newcomer took, or one of whom the driver tells nothing, cannot be told from what we did
     free_without_us = launch.vram_available_bytes + sum(launch.vram_others.values()) - sum(others.values())
     return min(max(0, free_without_us - gpu.vram_free_bytes - held_bytes), MOST_UNLISTED_BYTES)
 

@@ -33,6 +33,7 @@ from freetoken.supervisor.process import (
 
 if TYPE_CHECKING:
     from freetoken.adapters.base import LaunchSpec
+    from freetoken.hardware.model import Gpu
     from freetoken.planner.plan import Plan, PlanRequest
     from freetoken.recipe.model import Recipe
 
@@ -79,7 +80,8 @@ def make_launch(
     request: PlanRequest,
 ) -> Launch:  # fmt: skip
     """The launch of `spec` as it is written down; `request` is what `plan` answers."""
-    gpu = request.hardware.pick_gpu(plan.settings.gpu) if plan.settings.gpu is not None else None
+    gpu = _find_gpu(request, plan)
+    free = gpu.vram_free_bytes + request.reclaimable_vram_bytes if gpu is not None else 0
     return Launch(
         run_id=run_id,
         name=name,
@@ -106,13 +108,20 @@ def make_launch(
         gpu=plan.settings.gpu,
         planned_vram_bytes=plan.vram.peak_bytes if plan.vram else 0,
         planned_ram_bytes=plan.ram.peak_bytes,
-        vram_available_bytes=gpu.vram_free_bytes + request.reclaimable_vram_bytes if gpu is not None else 0,
+        vram_available_bytes=min(free, gpu.vram_total_bytes) if gpu is not None else 0,
         vram_others={str(one.pid): one.used_bytes for one in gpu.holders} if gpu is not None else {},
         is_forced=plan.is_forced,
         owner=identify_self(),
         created_at=format_now(),
         declared=declared,
     )
+
+
+def _find_gpu(request: PlanRequest, plan: Plan) -> Gpu | None:
+    try:
+        return request.hardware.pick_gpu(plan.settings.gpu) if plan.settings.gpu is not None else None
+    except KeyError:  # a pinned plan of a card that is gone; who starts it will say so
+        return None
 
 
 def check_secrets(recipe: Recipe, spec: LaunchSpec) -> None:

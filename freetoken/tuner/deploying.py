@@ -245,6 +245,7 @@ def read_result(result: BenchResult, *, is_on_gpu: bool, run_id: str | None = No
         peak_bytes=round(peak) if peak else None,
         noise_ratio=_noise(times),
         decode_noise_ratio=_noise(result.metrics["decode_tps"]),
+        total_noise_ratio=_noise(total) if (total := result.metrics.get("total_decode_tps")) is not None else None,
     )
     return Outcome(kind="ok", measurement=measurement, run_id=run_id)
 

@@ -15,7 +15,7 @@ import numpy as np
 from freetoken.tuner.history import calm
 from freetoken.tuner.memory import MemoryCorrection, Peak
 from freetoken.tuner.model import CostModel, Predicted
-from freetoken.tuner.objectives import Limit, Objective, penalised_cost
+from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, penalised_cost
 from freetoken.tuner.site import Forecast, Site
 from freetoken.tuner.stop import expected_gain
 from freetoken.tuner.values import Measurement, Observation, Outcome, Point
@@ -67,7 +67,8 @@ class Knowledge:
             return
         self._fitted = key
         self._beliefs = {}
-        rows, peaks, scale, noise = [], [], None, self.noise(history)
+        rows, peaks, scale = [], [], None
+        noises = [self.noise(history, OBJECTIVES[name]) for name in ("turn_time", "decode_tps")]
         counted = {one.number for one in self._calm(history)}
         for one in history:
             forecast = self.site.forecast(one.point)
@@ -81,7 +82,7 @@ class Knowledge:
             is_own = self.site.own_verdict(one.point) is not None
             if one.measurement is not None:
                 if one.number in counted:
-                    rows.append((one.point, forecast, slots, _with_noise(one.measurement, noise)))
+                    rows.append((one.point, forecast, slots, _with_noise(one.measurement, *noises)))
                 if one.measurement.peak_bytes is not None and not is_own:
                     peaks.append(Peak(chunk, planned, one.measurement.peak_bytes, limit))
             elif one.outcome.kind == "crash" and one.outcome.violation_bytes and not is_own:
@@ -150,7 +151,7 @@ class Knowledge:
             return scores
         known = [Candidate(one.point, forecast, self.slots_of(one.point, forecast)) for one, forecast, _ in anchors]
         fitted = self._log_costs(self.model.predict(known), objective)
-        form, noise = max(0.015, self.model.residual_sd), self.noise(history)
+        form, noise = max(0.015, self.model.residual_sd), self.noise(history, objective)
         believed = dict(scores)
         for (one, _, cost), guess in zip(anchors, fitted, strict=True):
             key = self._key(one.point)
@@ -175,15 +176,16 @@ class Knowledge:
     def _key(self, point: Point) -> tuple[object, ...]:
         return tuple(self.space.canonical(point).items())
 
-    def noise(self, history: Sequence[Observation]) -> float:
-        """Relative noise of one measurement: what the bench says of its own, and how much repeats differ.
+    def noise(self, history: Sequence[Observation], objective: Objective | None = None) -> float:
+        """Relative noise of one measurement of `objective` (the first): by the bench's word and by how repeats differ.
 
         A bench that saw one request can only guess, and nobody sees a busy neighbour from inside one measurement.
         """
-        said = self.said_noise(history)
+        objective = objective or self.objectives[0]
+        said = self.said_noise(history, objective)
         logs: dict[tuple[object, ...], list[float]] = {}
         for one in self._calm(history):
-            cost = self.objectives[0].cost(one.measurement) if one.measurement is not None else None
+            cost = objective.cost(one.measurement) if one.measurement is not None else None
             if cost is not None:
                 logs.setdefault(self._key(one.point), []).append(math.log(cost))
         squares = sum(float(np.var(one)) * len(one) for one in logs.values())
@@ -286,7 +288,7 @@ class Knowledge:
         measured = np.log([anchors[i][2] for i in nearest])
         moved = logs[:, :count] - logs[:, [count + i for i in nearest]]
         gains = math.log(best) - (measured + moved)
-        form = 0.008 + 0.5 * min(self.noise(history), 0.03)
+        form = 0.008 + 0.5 * min(self.noise(history, objective), 0.03)
         return np.asarray(expected_gain(gains, form).mean(axis=0))
 
     def _anchors(
@@ -315,10 +317,10 @@ class Knowledge:
         return far, anchor[2]
 
 
-def _with_noise(measurement: Measurement, noise_ratio: float) -> Measurement:
+def _with_noise(measurement: Measurement, turn: float, decode: float) -> Measurement:
     """`measurement` with at least this noise: repeats may have shown more than the bench knew of."""
-    turn, decode = measurement.noise_ratio, measurement.decode_noise_ratio
-    update = {"noise_ratio": max(turn, noise_ratio)}
-    return measurement.model_copy(
-        update=update | ({} if decode is None else {"decode_noise_ratio": max(decode, noise_ratio)})
-    )
+    own = measurement.decode_noise_ratio
+    return measurement.model_copy(update={
+        "noise_ratio": max(measurement.noise_ratio, turn),
+        "decode_noise_ratio": None if own is None else max(own, decode),
+    })  # fmt: skip

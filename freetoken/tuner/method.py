@@ -162,7 +162,7 @@ class Method(Knowledge):
             return None
         others = min(cost for other, cost in scores.items() if other != key)
         # A best is measured twice while that costs no start: luck would keep it the best for good.
-        if math.log(scores[key] / others) > 2.0 * self.noise(history):
+        if math.log(scores[key] / others) > 2.0 * self.noise(history, objective):
             return None
         return Proposal(running[-1].point, "repeat", "the best so far, within the noise", scores[key], is_live=True)
 

@@ -34,7 +34,11 @@ class Objective(NamedTuple):
 
         Turns of a conversation differ in their prompts and so in their time, while all of them decode alike.
         """
-        own = measurement.decode_noise_ratio if self.name in ("decode_tps", "throughput") else None
+        is_total = self.name == "throughput" and measurement.total_decode_tps is not None
+        own = {
+            "decode_tps": measurement.decode_noise_ratio,
+            "throughput": measurement.total_noise_ratio if is_total else measurement.decode_noise_ratio,
+        }.get(self.name)
         return measurement.noise_ratio if own is None else own
 
     def to_cost(self, figure: float) -> float:

@@ -24,10 +24,10 @@ from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
 from freetoken.supervisor import register
 from freetoken.supervisor.locks import FileLock, read_holder
-from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.deploying import LEAST_HANG_S, LONGEST_MEASUREMENT_S, DeployLauncher, pick_port
 from freetoken.tuner.facts import make_facts
-from freetoken.tuner.keeping import keep_baseline, keep_trial, keep_winner
+from freetoken.tuner.finishing import SPARE, Finishing
+from freetoken.tuner.keeping import keep_trial
 from freetoken.tuner.method import Method
 from freetoken.tuner.naming import find_fresh, find_resumable, find_shared, make_study_name
 from freetoken.tuner.objectives import make_limits, pick_objectives
@@ -36,14 +36,15 @@ from freetoken.tuner.pace import Pace
 from freetoken.tuner.record import StudyResult, write_facts, write_result
 from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study
 from freetoken.tuner.site import PlannedSite
-from freetoken.tuner.soak import Soak, soak
 from freetoken.tuner.space import make_space
 from freetoken.tuner.status import TuneStatus, read_status, write_status
 from freetoken.tuner.storage import open_storage
-from freetoken.tuner.study import Budget, Progress, Search, SearchEnd
-from freetoken.tuner.values import Observation, Point
-from freetoken.tuner.verdict import Verdict, choose_baseline, find_default, find_imported, judge_gain, prefer_imported
-from freetoken.tuner.written import write_tuned_recipe
+from freetoken.tuner.study import Budget, Progress, Search
+from freetoken.tuner.values import Observation
+from freetoken.tuner.verdict import (
+    choose_baseline,
+    find_imported,
+)
 from freetoken.units import format_seconds
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from freetoken.recipe.load import LoadedRecipe
 
 SHORT_BUDGET_S = 600.0
-#: The time of a confirmation is an estimate: so much more is kept for it, and so much less is enough to begin it.
-SPARE = 1.15
 
 
 @dataclass
@@ -79,7 +78,8 @@ class Session:
             raise UsageError(f"a budget of {self.budget_s:g} s holds no trial", hint="`ft tune RECIPE --budget 45m`")
         self.warnings: list[str] = []
         self._starts: set[int] = set()
-        self._has_imported = False
+        self._search: Search | None = None
+        self._soaked_s = 0.0
         #: The study's name in its storage, with the number of a repeated one.
         self.kept_as = ""
         self.began_s = self.clock()
@@ -94,7 +94,7 @@ class Session:
         space = make_space(request, adapter, list_lacking(self.loaded.recipe.engine, adapter))
         if space is None:
             raise UsageError(
-                f"`{self.loaded.recipe.name}` leaves nothing open: every setting has a value",
+                f"`{self.loaded.recipe.name}` leaves nothing open: every setting that could matter has a value",
                 hint="`--free` tunes all that the recipe fixes; or set what may be tuned to `auto`",
             )
         site = PlannedSite(request, adapter, space)
@@ -179,7 +179,12 @@ class Session:
         search = self._make_search(site, launcher, used_s)
         with self._giving_back(launcher):
             end = search.run()
-            result = self._finish(site, launcher, search, end)
+            finishing = Finishing(
+                self.loaded, site, search, launcher, self.pace, self.budget_s, self.options.soak_s, self.warnings,
+                self.say, self.clock, self._left_s, self._elapsed_s,
+            )  # fmt: skip
+            result = finishing.finish(end)
+            self._soaked_s = finishing.soaked_s
         # What ran before may have failed to start again, and starting it took its time.
         result = result.model_copy(
             update={"duration_s": self._elapsed_s(), "warnings": (*self.warnings, *self._describe_overrun())}
@@ -208,11 +213,24 @@ class Session:
     def _reserve_s(self, site: PlannedSite) -> float:
         """Seconds of the budget that the search leaves: to confirm, and to start again what ran before."""
         is_all_live = self.pace.can_resize and all(one.cost == "live" for one in site.space)
-        settings = 3 if self._has_imported else 2
-        return SPARE * self.pace.confirmation_s(shares_start=is_all_live, settings=settings) + self._restore_s()
+        three_s = SPARE * self.pace.confirmation_s(shares_start=is_all_live, settings=3)
+        if three_s <= self.budget_s / 2 and self._has_rival(site):
+            return three_s + self._restore_s()
+        return SPARE * self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
+
+    def _has_rival(self, site: PlannedSite) -> bool:
+        """Whether an imported setting was measured that is neither the best nor the baseline."""
+        search, canonical = self._search, site.space.canonical
+        history = search.history() if search is not None else []
+        imported = find_imported(history, self.objectives[0], self.limits)
+        best = search.method.best(history) if search is not None else None
+        if imported is None or best is None:
+            return False
+        others = (best.point, choose_baseline(history)[0])
+        return canonical(imported.point) not in [canonical(one) for one in others]
 
     def _describe_overrun(self) -> tuple[str, ...]:
-        over_s = -self._left_s() - self.options.soak_s
+        over_s = -self._left_s() - self._soaked_s
         if over_s < max(1.0, 0.01 * self.budget_s):
             return ()
         return (
@@ -243,7 +261,7 @@ class Session:
         self.kept_as = search.name
         mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
-        self._has_imported = search.has_seeds
+        self._search = search
         if doubt := site.describe_doubt():
             self.say("rates", doubt)
         if search.seeded is not None:
@@ -305,87 +323,6 @@ class Session:
             self.status = self.status.model_copy(update={"previous_run": None, "previous_name": None})
         except FtError as error:
             self.warnings.append(f"`{self.status.previous_name}` could not be started again: {error.message}")
-
-    # -- finishing --------------------------------------------------------------------------------------------
-
-    def _finish(self, site: PlannedSite, launcher: DeployLauncher, search: Search, end: SearchEnd) -> TuneResult:
-        if end.best is None or end.best.measurement is None:
-            crashes = [one.outcome.words for one in end.observations if one.outcome.words]
-            raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
-        (baseline, words), space = choose_baseline(end), site.space
-        candidate, is_gain, confirmation = end.best.point, False, None
-        if space.canonical(baseline) == space.canonical(candidate):
-            settings = {str(space.canonical(one.point)) for one in end.observations if one.measurement is not None}
-            words += "; nothing was found that beats it" if len(settings) > 1 else "; nothing else was measured"
-        else:
-            imported = find_imported(end, self.objectives[0], self.limits)
-            confirmation = self._confirm(site, baseline, candidate, imported.point if imported is not None else None)
-            self.say("confirm", confirmation.describe())
-            if confirmation.imported is not None:
-                self.say("confirm", f"against the imported setting: {confirmation.imported.describe_interval()}")
-            if imported is not None and (preferred := prefer_imported(confirmation, self.limits)) is not None:
-                self._warn("the imported setting outdid what the search found, and stands in its place")
-                candidate, confirmation = imported.point, preferred
-            is_gain, warning = judge_gain(confirmation, self.limits)
-            self._warn(warning)
-        has_default = find_default(end) is not None
-        # Where the default does not run, what was measured to run is the gain, the fastest unless it was outdone.
-        is_open = confirmation is not None and confirmation.verdict == "unfinished"
-        winner = candidate if is_gain or (is_open and not has_default) else baseline
-        soaked = self._soak(launcher, winner)
-        is_usable = soaked.is_sound
-        if not is_usable and winner is candidate:
-            self._warn("it is not taken: it did not last through the soak")
-            is_gain, winner, is_usable = False, baseline, True
-        verdict = Verdict(end, space, self.objectives, self.limits, baseline, words, confirmation)
-        result = verdict.make_result(
-            winner, study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
-            duration_s=self._elapsed_s(), soak=soaked.words,
-        )  # fmt: skip
-        if is_gain or (not has_default and is_usable):
-            written = write_tuned_recipe(self.loaded, site, winner, result, self.warnings)
-            proof = confirmation if is_gain else None
-            self._warn(keep_winner(site, search.name, winner, verdict.blocks(winner), proof))
-            result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
-        if confirmation is not None and winner is baseline:
-            result = result.model_copy(update={"candidate": space.relevant(candidate)})
-            if confirmation.baseline_blocks and has_default:
-                self._warn(keep_baseline(site, search.name, baseline, confirmation))
-        result = result.model_copy(update={"warnings": tuple(self.warnings)})
-        write_result(search.study, StudyResult.of(result))
-        return result
-
-    def _confirm(self, site: PlannedSite, baseline: Point, candidate: Point, imported: Point | None) -> Confirmation:
-        """Both side by side, where the budget still holds that, and an imported setting that is neither of them."""
-        canonical = site.space.canonical
-        if imported is not None and canonical(imported) in (canonical(baseline), canonical(candidate)):
-            imported = None
-        needed_s, left_s = self._confirmation_s(site, baseline, candidate, imported), max(0.0, self._left_s())
-        if imported is not None and needed_s > SPARE * left_s:
-            self._warn("the imported setting was not compared with what was found: the time was too short")
-            imported, needed_s = None, self._confirmation_s(site, baseline, candidate)
-        # A search that ended a little late is not thrown away: no block begins after the end of the budget.
-        if needed_s > SPARE * left_s:
-            words = (
-                f"the budget of {format_seconds(self.budget_s)} was too short: {format_seconds(left_s)} were left, "
-                f"the confirmation takes about {format_seconds(needed_s)}"
-            )
-            return Confirmation(verdict="unfinished", objective=self.objectives[0].name, words=words)
-        return confirm(
-            self.pace, site.space, baseline, candidate, self.objectives[0], imported=imported,
-            say=lambda text: self.say("confirm", text), is_over=lambda: self._left_s() <= 0,
-        )  # fmt: skip
-
-    def _confirmation_s(self, site: PlannedSite, *points: Point | None) -> float:
-        kept = [site.space.canonical(one) for one in points if one is not None]
-        is_one_start = self.pace.can_resize and len({site.space.start_key(one) for one in kept}) == 1
-        return self.pace.confirmation_s(shares_start=is_one_start, settings=len(kept))
-
-    def _soak(self, launcher: DeployLauncher, winner: Point) -> Soak:
-        seconds = self.options.soak_s
-        if seconds <= 0:
-            return Soak()
-        return soak(launcher, winner, seconds, clock=self.clock, say=lambda text: self.say("soak", text))
 
     # -- what is kept -----------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def soak(
     began_s, disturbed, is_cut, outcome = clock(), 0, False, Outcome(kind="ok")
     try:
         outcome = launcher.start(point)
-        if outcome.kind == "invalid":
+        if outcome.kind in ("invalid", "refused"):  # it says nothing of the engine, which did not even start
             return Soak(words=f"it could not begin: {outcome.words}")
         while outcome.kind in ("ok", "invalid") and disturbed < MOST_DISTURBED:
             if rounds and clock() - began_s >= seconds:
@@ -64,12 +64,13 @@ def _judge(rounds: list[Measurement], time: str) -> str:
     if len(rounds) < LEAST_ROUNDS:
         return f"no crash in {time}, too few for a trend"
     half = len(rounds) // 2
-    peaks, turns = [one.peak_bytes or 0 for one in rounds], [one.turn_time_s for one in rounds]
-    growth = max(peaks[half:]) - max(peaks[:half])
+    turns = [one.turn_time_s for one in rounds]
+    peaks, later = ([one.peak_bytes for one in part if one.peak_bytes] for part in (rounds[:half], rounds[half:]))
+    growth = max(later) - max(peaks) if peaks and later else 0
     drift = median(turns[half:]) / median(turns[:half]) - 1
     figures = f"turn time {drift:+.1%}"
-    if any(peaks):
-        figures += f", memory peak {format_bytes(peaks[0])} at first and {format_bytes(peaks[-1])} at last"
+    if peaks and later:
+        figures += f", memory peak {format_bytes(peaks[0])} at first and {format_bytes(later[-1])} at last"
     faults = ["memory grows"] * (growth > GROWTH_BYTES) + ["it slows down"] * (drift > DRIFT)
     return f"{'not stable: ' + ' and '.join(faults) if faults else 'stable'} over {time}: {figures}"
 

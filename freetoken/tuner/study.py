@@ -144,10 +144,9 @@ class Search:
             self.step()
         return reason
 
-    @property
-    def has_seeds(self) -> bool:
-        """Whether the study was begun with settings from another machine."""
-        return any(one.user_attrs.get(trials.STAGE) == "seed" for one in self.study.get_trials(deepcopy=False))
+    def history(self) -> list[Observation]:
+        """All that was tried so far."""
+        return self.sampler.read(self.study)
 
     def end(self, reason: str) -> SearchEnd:
         """What is known now."""

@@ -46,6 +46,8 @@ class Measurement(TunerModel):
     noise_ratio: float = Field(default=0.02, ge=0)
     #: The same of the decode rate; None where only the turn's is known.
     decode_noise_ratio: float | None = Field(default=None, ge=0)
+    #: And of the rate of all requests together.
+    total_noise_ratio: float | None = Field(default=None, ge=0)
 
 
 class Outcome(TunerModel):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from freetoken.tuner.confirm import Confirmation, judge
 from freetoken.tuner.headline import Headline, make_headline
@@ -16,58 +16,75 @@ from freetoken.tuner.objectives import OBJECTIVES, Limit, Objective, missed_limi
 from freetoken.tuner.outcome import TuneResult
 from freetoken.tuner.space import Space
 from freetoken.tuner.study import SearchEnd
-from freetoken.tuner.values import Measurement, Observation, Point
+from freetoken.tuner.values import INFEASIBLE, Measurement, Observation, Point
 
 _BROKEN = ("crash", "hang", "garbage")
 
 
-def find_default(end: SearchEnd) -> Observation | None:
+def find_default(observations: Sequence[Observation]) -> Observation | None:
     """The engine's own default, where it was measured."""
-    return next((one for one in end.observations if one.stage == "default" and one.measurement is not None), None)
+    return next((one for one in observations if one.stage == "default" and one.measurement is not None), None)
 
 
-def choose_baseline(end: SearchEnd) -> tuple[Point, str]:
+def has_default_failed(observations: Sequence[Observation]) -> bool:
+    """Whether the engine's own default was tried and does not work; not so where nobody came to try it."""
+    tried = [one for one in observations if one.stage == "default"]
+    return find_default(tried) is None and any(one.outcome.kind in INFEASIBLE for one in tried)
+
+
+def choose_baseline(observations: Sequence[Observation]) -> tuple[Point, str]:
     """The engine's default; where it did not work, the first setting that did. With words that say which.
 
     Something must have been measured.
     """
-    if (found := find_default(end)) is not None:
+    if (found := find_default(observations)) is not None:
         return found.point, "the engine's own default"
-    default = next((one for one in end.observations if one.stage == "default"), None)
+    default = next((one for one in observations if one.stage == "default"), None)
     why = f"the engine's default did not work ({default.outcome.kind})" if default is not None else "no default"
-    worked = next(one for one in end.observations if one.measurement is not None)
+    worked = next(one for one in observations if one.measurement is not None)
     return worked.point, f"{why}; the first setting that worked stands for it"
 
 
-def find_imported(end: SearchEnd, objective: Objective, limits: Sequence[Limit]) -> Observation | None:
+def find_imported(
+    observations: Sequence[Observation], objective: Objective, limits: Sequence[Limit]
+) -> Observation | None:
     """The best of the settings from another machine, as they were measured here; None where none was."""
     costs = [
-        (cost, index, one)
-        for index, one in enumerate(end.observations)
+        (cost, index)
+        for index, one in enumerate(observations)
         if one.stage == "seed"
         and one.measurement is not None
         and (cost := penalised_cost(objective, one.measurement, limits)) is not None
     ]
-    return min(costs)[2] if costs else None
+    return observations[min(costs)[1]] if costs else None
 
 
-def prefer_imported(confirmation: Confirmation, limits: Sequence[Limit]) -> Confirmation | None:
-    """The imported setting against the baseline, where it outdid the winner and misses no more limits; else None."""
-    versus = confirmation.imported
-    if versus is None or versus.verdict != "worse":
-        return None
-    ours, theirs = (set(missed_limits(average(one), limits)) for one in (versus.winner_blocks, versus.baseline_blocks))
-    if not theirs <= ours:
-        return None
-    return judge(confirmation.baseline_blocks, versus.baseline_blocks, OBJECTIVES[confirmation.objective])
+class Choice(NamedTuple):
+    """What is held against the baseline, and whether it is taken; with words where that is not plain."""
+
+    candidate: Point
+    confirmation: Confirmation | None = None
+    is_gain: bool = False
+    warning: str | None = None
 
 
-def judge_gain(confirmation: Confirmation, limits: Sequence[Limit]) -> tuple[bool, str | None]:
-    """Whether the winner is taken: faster beyond doubt without missing a hard limit that the baseline keeps, or the
-    only one to keep them. With a warning where a limit decided.
-    """
+def choose(winner: Point, imported: Point | None, confirmation: Confirmation, limits: Sequence[Limit]) -> Choice:
+    """The search's winner, or the imported setting where that outdid it or is the only one of both to be taken."""
+    ours, versus = _judge_gain(winner, confirmation, limits), confirmation.imported
+    if imported is None or versus is None or not versus.baseline_blocks:
+        return ours
+    objective = OBJECTIVES[confirmation.objective]
+    theirs = _judge_gain(imported, judge(confirmation.baseline_blocks, versus.baseline_blocks, objective), limits)
+    if not theirs.is_gain or (ours.is_gain and versus.verdict != "worse"):
+        return ours
+    why = "outdid what the search found" if versus.verdict == "worse" else "is taken where what the search found is not"
+    return theirs._replace(warning=f"the imported setting {why}, and stands in its place")
+
+
+def _judge_gain(point: Point, confirmation: Confirmation, limits: Sequence[Limit]) -> Choice:
+    """Taken is what is faster beyond doubt without missing a hard limit that the baseline keeps, or keeps one alone."""
     if not confirmation.baseline_blocks or not confirmation.winner_blocks:
-        return False, None
+        return Choice(point, confirmation)
     blocks = (confirmation.baseline_blocks, confirmation.winner_blocks)
     before, after = (set(missed_limits(average(one), limits)) for one in blocks)
     is_faster, warning = confirmation.verdict == "gain", None
@@ -75,7 +92,7 @@ def judge_gain(confirmation: Confirmation, limits: Sequence[Limit]) -> tuple[boo
         warning = f"it is taken for keeping the hard limit on {_list(before - after)}, which the baseline misses"
     elif is_faster and not after <= before:
         warning = f"it is not taken: it misses the hard limit on {_list(after - before)}, which the baseline keeps"
-    return after < before or (is_faster and after <= before), warning
+    return Choice(point, confirmation, after < before or (is_faster and after <= before), warning)
 
 
 @dataclass(frozen=True)
@@ -84,8 +101,8 @@ class Verdict:
 
     end: SearchEnd
     space: Space
-    objectives: tuple[Objective, ...]
-    limits: tuple[Limit, ...]
+    objectives: Sequence[Objective]
+    limits: Sequence[Limit]
     baseline: Point
     baseline_words: str
     confirmation: Confirmation | None

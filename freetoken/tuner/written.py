@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,20 @@ if TYPE_CHECKING:
     from freetoken.planner.plan import PlanRequest
     from freetoken.recipe.load import LoadedRecipe
     from freetoken.recipe.model import Recipe
+    from freetoken.tuner.confirm import Confirmation
     from freetoken.tuner.outcome import TuneResult
     from freetoken.tuner.site import PlannedSite
     from freetoken.tuner.values import Point
 
 
 def write_tuned_recipe(
-    loaded: LoadedRecipe, site: PlannedSite, winner: Point, result: TuneResult, warnings: list[str]
+    loaded: LoadedRecipe, site: PlannedSite, winner: Point, result: TuneResult, about: Sequence[str],
+    warnings: list[str],
 ) -> str:  # fmt: skip
     """`<name>.tuned.yaml` beside the recipe where that is a folder of the user's, else in the state folder; its path.
 
-    What went wrong on the way is added to `warnings`. Raises FtError where it can be written nowhere.
+    `about` are sentences for its head: what is proven of this very setting. What went wrong on the way is added to
+    `warnings`. Raises FtError where it can be written nowhere.
     """
     from freetoken.recipe.dump import dump_recipe
     from freetoken.supervisor.files import write_text
@@ -36,15 +40,12 @@ def write_tuned_recipe(
     fixed = _leave_open(site, fixed, winner)
     settings = fixed.recipe.settings
     tuned = recipe.model_copy(update={"name": name, "settings": settings, "extends": None})
-    confirmed = result.confirmation.describe() if result.confirmation else result.baseline_words
-    if result.confirmation is not None and (versus := result.confirmation.imported) is not None:
-        confirmed += f"; against the best imported setting {versus.describe_interval()}"
     heads = [
         f"{name}: {head.describe()}"
         for name, head in (("this", result.best_headline), ("baseline", result.baseline_headline))
         if head is not None
     ]
-    lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", confirmed, *heads, result.soak]
+    lines = [f"tuned for `{recipe.workload.name}`: {', '.join(result.objectives)}", *about, *heads]
     head = "".join(f"# {one}\n" for one in lines if one)
     text = head + dump_recipe(tuned, base_dir=loaded.base_dir)
     for folder in (loaded.path.parent if loaded.path else None, paths.state_dir() / "recipes"):
@@ -58,6 +59,12 @@ def write_tuned_recipe(
         except OSError as error:
             warnings.append(f"{folder}: {error.strerror}")
     raise FtError(f"the tuned recipe could not be written: {warnings[-1]}")
+
+
+def describe_proof(proof: Confirmation) -> str:
+    """What was confirmed, in a line."""
+    versus = proof.imported
+    return proof.describe() + (f"; against the best imported setting {versus.describe_interval()}" if versus else "")
 
 
 def _leave_open(site: PlannedSite, fixed: PlanRequest, winner: Point) -> PlanRequest:

@@ -15,6 +15,7 @@ from freetoken.tuner import status
 from freetoken.tuner.reading import read_study
 from freetoken.tuner.seeds import Seeds
 from freetoken.tuner.status import read_status
+from freetoken.tuner.values import Outcome
 from tests.fakes.rigged import RiggedLauncher, make_session
 
 CHUNK = "prefill_chunk_tokens"
@@ -266,11 +267,58 @@ def test_a_winner_that_dies_in_the_soak_is_not_taken(tune, tmp_path, is_default_
 
     result = tune(die, Watch(start=5.0, measure=20.0), soak_s=600.0, is_default_broken=is_default_broken)
     assert result.confirmation.verdict == "gain"
-    assert result.soak.startswith("not stable: crash after 3 rounds")
+    assert result.soak.startswith("what was found is not stable: crash after 3 rounds")
     assert result.best == result.baseline != result.candidate
-    assert any("did not last through the soak" in one for one in result.warnings)
+    assert result.warnings == ("it is not taken: it did not last through the soak",)
     # Where the default runs there is no need of another; else what was measured to run first is all that there is.
     assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (is_default_broken, is_default_broken)
+    if is_default_broken:
+        # It is told as what it is: neither the proof nor the crash of the other setting.
+        head = (tmp_path / "demo.tuned.yaml").read_text().split("version:")[0]
+        assert f"# {result.baseline_words}" in head
+        assert "confirmed" not in head
+        assert "stable" not in head
+        (row,) = list_rows(tmp_path, "tuned")
+        assert "gain_ratio" not in row.metrics
+
+
+def die_once_unseen(figures):
+    return lambda point, is_unseen, count: None if is_unseen else figures(point, is_unseen, count)
+
+
+def test_the_only_setting_that_runs_is_not_written_where_it_dies_in_the_soak(tune, tmp_path):
+    figures = die_once_unseen(Rigged())
+    result = tune(figures, Watch(start=5.0, measure=20.0), soak_s=600.0, is_default_broken=True, trials=2)
+    assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (False, False)
+    assert any("nothing is written" in one for one in result.warnings)
+
+
+def test_a_default_that_dies_in_the_soak_is_not_said_to_be_left(tune):
+    result = tune(die_once_unseen(Rigged()), Watch(start=5.0, measure=20.0), soak_s=600.0, trials=1)
+    assert result.soak.startswith("not stable: crash")
+    assert result.warnings == ()
+
+
+def test_a_soak_that_the_planner_refuses_to_begin_says_nothing_of_the_winner(tune, monkeypatch):
+    real = RiggedLauncher.start
+
+    def start(self, point):
+        if self.log.count("unseen") == 4:
+            return Outcome(kind="refused", violation_bytes=5, words="5 bytes are missing")
+        return real(self, point)
+
+    monkeypatch.setattr(RiggedLauncher, "start", start)
+    result = tune(Rigged(unseen=(7.0, 1.0)), Watch(start=5.0, measure=20.0), soak_s=600.0)
+    assert (result.is_tuned, result.soak) == (True, "it could not begin: 5 bytes are missing")
+
+
+def test_only_the_seconds_that_a_soak_took_are_beside_the_budget(tune):
+    watch = Watch(start=5.0, measure=(20.0,) * 3 + (40.0,))
+    result = tune(die_once_unseen(Rigged()), watch, soak_s=600.0, trials=1, budget_s=30.0)
+    assert any("was exceeded by" in one for one in result.warnings) == (30.0 < 25.0)
+    long = Watch(start=5.0, measure=(60.0, 5.0))
+    result = tune(die_once_unseen(Rigged()), long, soak_s=600.0, trials=1, budget_s=30.0)
+    assert any("was exceeded by 35.0 s" in one for one in result.warnings)
 
 
 IMPORTED = Seeds(({CHUNK: 512},), "found on another machine")
@@ -320,3 +368,58 @@ def test_what_won_the_search_as_an_imported_setting_is_compared_once(tune):
     result = tune(WithImported(5.0, 6.0, 5.0, 6.0), seeds=IMPORTED)
     assert result.best[CHUNK] == 512
     assert result.confirmation.imported is None
+
+
+def test_an_imported_setting_is_taken_where_the_winner_alone_misses_a_hard_limit(tune):
+    times = WithImported(8.0, 6.0, 8.0, 6.0)
+
+    def figures(point, is_unseen, count):
+        turn_time_s, _ = times(point, is_unseen, count)
+        is_late = is_unseen and point[CHUNK] != 512 and point != times.default
+        return turn_time_s, 3.0 if is_late else 1.0
+
+    result = tune(figures, seeds=IMPORTED, targets=GoodEnough(ttft_p95="2s"))
+    assert (result.is_tuned, result.best[CHUNK]) == (True, 512)
+    assert result.confirmation.gain == pytest.approx(10 / 8 - 1, rel=0.02)
+    assert result.warnings == (
+        "the imported setting stays where what the search found does not, and stands in its place",
+    )
+
+
+def test_an_imported_setting_that_outdoes_the_winner_but_misses_a_limit_is_not_taken(tune):
+    times = WithImported(8.0, 6.0, 6.5, 7.5)
+
+    def figures(point, is_unseen, count):
+        turn_time_s, _ = times(point, is_unseen, count)
+        return turn_time_s, 3.0 if is_unseen and point[CHUNK] == 512 else 1.0
+
+    result = tune(figures, seeds=IMPORTED, targets=GoodEnough(ttft_p95="2s"))
+    assert result.is_tuned
+    assert result.best[CHUNK] != 512
+    assert result.confirmation.imported.verdict == "worse"
+
+
+@pytest.mark.parametrize(("budget_s", "start_s", "measure_s"), [(600.0, 60.0, 20.0), (100.0, 10.0, 5.0)])
+def test_time_for_the_imported_setting_is_kept_only_where_the_search_can_spare_it(tune, budget_s, start_s, measure_s):
+    watch = Watch(start=start_s, measure=measure_s)
+    result = tune(WithImported(8.0, 6.0, 8.0, 6.0), watch, seeds=IMPORTED, budget_s=budget_s, trials=None)
+    assert result.trials > 1
+    assert result.baseline_words == "the engine's own default"
+    assert result.confirmation.verdict == "gain"
+    assert not any("exceeded" in one for one in result.warnings)
+    if result.confirmation.imported is None:
+        assert any("the imported setting was not compared" in one for one in result.warnings)
+
+
+def test_with_time_enough_the_search_leaves_room_for_all_three(tune):
+    watch = Watch(start=60.0, measure=20.0)
+    result = tune(WithImported(8.0, 6.0, 8.0, 6.0), watch, seeds=IMPORTED, budget_s=1500.0, trials=None)
+    assert result.confirmation.imported.verdict == "gain"
+    assert result.duration_s <= 1500.0
+
+
+def test_a_setting_that_nobody_held_against_the_default_is_not_written(tune, tmp_path):
+    """The only trial was the imported setting."""
+    result = tune(WithImported(8.0, 6.0, 8.0, 6.0), seeds=IMPORTED, trials=1)
+    assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (False, False)
+    assert result.baseline_words.startswith("no default; the first setting that worked stands for it")
