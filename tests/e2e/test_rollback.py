@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from freetoken.deploy.rollback import choose_name, list_good_settings, rollback
 from freetoken.deploy.values import ApplyResult
 from freetoken.errors import NotReadyError, UsageError
+from freetoken.supervisor.launch import read_launch, write_launch
 from tests.e2e.life import Lab, make_lab, read_json_output, stop_all  # noqa: F401
 from tests.fakes.fake_adapter import make_tools
 
@@ -71,6 +75,32 @@ def test_a_rollback_that_fails_gives_back_what_ran(lab: Lab) -> None:
     after = lab.life()
     assert (after.condition, after.engine != before.engine) == ("ready", True)
     assert lab.view().drift == ()
+    stop_all()
+
+
+def test_a_setting_for_a_card_that_is_gone_is_refused_in_words_and_what_runs_comes_back(lab: Lab) -> None:
+    lab.apply()
+    lab.apply(strategy="cpu")
+    first = list_good_settings("lab")[-1].id
+    path = lab.state / "runs" / first / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps(plan | {"settings": plan["settings"] | {"gpu": "GPU-gone"}}))
+    with pytest.raises(UsageError, match="GPU-gone"):
+        go_back(to=first)
+    assert lab.life().condition == "ready"
+    stop_all()
+
+
+def test_what_was_free_before_the_start_is_still_known_after_a_live_resize(lab: Lab) -> None:
+    lab.apply()
+    run_dir = lab.life().record.folder
+    launch = read_launch(run_dir)
+    assert launch is not None
+    write_launch(run_dir, replace(launch, vram_available_bytes=8 << 30, vram_others={"4": 2 << 30}))
+    assert lab.apply(expert_slots=24).diff.action == "resize"
+    launch = read_launch(run_dir)
+    assert launch is not None
+    assert (launch.vram_available_bytes, launch.vram_others) == (8 << 30, {"4": 2 << 30})
     stop_all()
 
 

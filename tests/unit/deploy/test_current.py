@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freetoken.adapters.freetoken import FreetokenAdapter
 from freetoken.deploy import current
 from freetoken.deploy.current import MOST_UNLISTED_BYTES, Running, measure_reclaimable
-from freetoken.deploy.prepare import prepare_request
+from freetoken.deploy.prepare import plan_request, prepare_request
+from freetoken.deploy.start import make_launch
+from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.hardware.model import GpuHolder
 from freetoken.recipe.load import load_recipe
 from freetoken.supervisor.launch import Launch
 from freetoken.supervisor.life import Life
 from freetoken.supervisor.process import ProcessId
 from freetoken.supervisor.register import make_record
-from tests.fakes.planner_cases import make_gpu, make_machine
+from tests.fakes.planner_cases import make_gpu, make_machine, make_recipe, make_request
 
 ENGINE, OTHER = 991, 918
 # As an H200 told it: 41,484,288 bytes more are gone than the driver lists for the engine.
@@ -77,6 +81,20 @@ def test_more_than_a_driver_takes_is_somebody_elses(running) -> None:
 
 def test_a_driver_that_lists_no_bytes_leaves_the_plans_word(running) -> None:
     assert measure_reclaimable(running(), machine(engine=0)).vram_bytes == 8_000_000_000
+
+
+def test_a_launch_keeps_what_was_free_before_it() -> None:
+    seen = machine(free=8 << 30, others={OTHER: OTHERS})
+    gpu = seen.gpus[0].model_copy(update={"holders": seen.gpus[0].holders[1:]})
+    request = make_request(make_recipe(), make_machine(gpu)).model_copy(update={"reclaimable_vram_bytes": 1 << 30})
+    plan = plan_request(request).model_copy(update={"model_path": "/models/here"})
+    spec = FreetokenAdapter().make_launch_spec(plan, interpreter="python")
+    launch = make_launch("demo", request.recipe, plan, spec, DEFAULT_TOOLS, "r1", {}, request)
+    assert (launch.vram_available_bytes, launch.vram_others) == (9 << 30, {str(OTHER): OTHERS})
+    assert Launch.from_dict(json.loads(json.dumps(launch.to_dict()))) == launch
+    gone = plan.model_copy(update={"settings": plan.settings.model_copy(update={"gpu": "GPU-gone"})})
+    launch = make_launch("demo", request.recipe, gone, spec, DEFAULT_TOOLS, "r1", {}, request)
+    assert (launch.vram_available_bytes, launch.vram_others) == (0, {})
 
 
 def test_a_deployment_does_not_stand_in_its_own_way(running) -> None:

@@ -8,6 +8,7 @@ from freetoken.adapters import get_adapter
 from freetoken.deploy.prepare import prepare_request
 from freetoken.recipe.load import load_recipe
 from freetoken.share.bundle import read_bundle
+from freetoken.share.evidence import summarise_figures
 from freetoken.share.seeds import find_seeds, make_seeds
 from freetoken.share.study import MAX_BROKEN, MAX_OK, make_point, pick_points
 from freetoken.tuner.history import tell
@@ -197,3 +198,11 @@ def test_of_a_long_study_the_best_and_the_nearest_failures_travel():
     told = pick_points(points, "turn_time")
     assert [one.settings["expert_slots"] for one in told if one.kind == "ok"] == list(range(1, MAX_OK + 1))
     assert [one.missing_bytes for one in told if one.kind != "ok"] == list(range(601, 601 + MAX_BROKEN))
+
+
+def test_a_figure_is_told_with_the_noise_that_is_its_own():
+    trial = {"turn_time_s": 2.0, "decode_tps": 200.0, "noise_ratio": 0.05, "decode_noise_ratio": 0.005}
+    found = summarise_figures([trial])
+    turn, decode = found["turn_time_s"], found["decode_tps"]
+    assert (turn.low, turn.high) == (pytest.approx(1.8, abs=0.01), pytest.approx(2.2, abs=0.01))
+    assert (decode.low, decode.high) == (198, 202)

@@ -5,12 +5,13 @@ import pytest
 
 from freetoken.adapters.base import DefaultSlots
 from freetoken.adapters.freetoken import FreetokenAdapter
+from freetoken.bench.result import BenchResult, Estimate
 from freetoken.deploy import runs
 from freetoken.deploy.apply import KeptError, NotLive
 from freetoken.errors import FtError
 from freetoken.recipe.load import load_recipe, load_workload
 from freetoken.tuner import deploying
-from freetoken.tuner.deploying import DeployLauncher, pick_port
+from freetoken.tuner.deploying import DeployLauncher, pick_port, read_result
 
 
 @pytest.fixture
@@ -125,3 +126,17 @@ def test_a_resize_that_failed_half_way_is_a_crash_though_the_engine_answers(laun
 def test_a_resize_that_breaks_the_engine_is_a_crash(launcher, monkeypatch):
     assert resize_with(launcher, monkeypatch, REJECTED, is_living=False).kind == "crash"
     assert resize_with(launcher, monkeypatch, "CUDA out of memory", is_declined=False).kind == "crash"
+
+
+def test_each_figure_of_the_bench_brings_its_own_noise():
+    def told(mean, half, n):
+        return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
+
+    metrics = {
+        "decode_tps": told(200.0, 1.96, 6), "ttft_ms": told(400.0, 100.0, 6), "turn_time_s": told(2.0, 0.196, 6),
+        "total_decode_tps": told(210.0, 1.0, 1),
+    }  # fmt: skip
+    found = read_result(BenchResult(workload="w", repeats=1, seed=0, metrics=metrics), is_on_gpu=True).measurement
+    assert found.noise_ratio == pytest.approx(0.05)
+    assert found.decode_noise_ratio == pytest.approx(0.005)
+    assert found.total_noise_ratio == deploying.LONE_NOISE

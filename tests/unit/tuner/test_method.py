@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from freetoken.tuner.method import Method
-from freetoken.tuner.objectives import pick_objectives
+from freetoken.tuner.objectives import OBJECTIVES, pick_objectives
 from freetoken.tuner.values import Observation, Outcome
 from tests.fakes.tuning import make_measurement, make_site
 
@@ -115,3 +115,11 @@ def test_after_a_disturbed_measurement_the_calm_one_counts(method):
     both = float(method.model.predict([(point, method.site.forecast(point), slots)]).prefill_s[0])
     assert alone > 1.25 * true_s
     assert both == pytest.approx(true_s, rel=0.2)
+
+
+def test_of_two_objectives_each_is_doubted_by_its_own_noise():
+    method = Method(make_site(), pick_objectives(("decode_tps", "turn_time")))
+    seen = [observe(0, method.site.default_point(), 10.0, noise_ratio=0.06, decode_noise_ratio=0.002)]
+    turn, decode = (method.noise(seen, OBJECTIVES[name]) for name in ("turn_time", "decode_tps"))
+    assert (turn, decode) == (pytest.approx(0.06), pytest.approx(0.002))
+    assert method.noise(seen) == decode

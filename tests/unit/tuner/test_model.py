@@ -134,3 +134,19 @@ def test_a_peak_says_what_the_plan_lacks_and_a_crash_that_it_lacks_at_least_the_
     crashed = MemoryCorrection([Peak(2048, 5450 * MIB, None, 5500 * MIB, 70 * MIB)])
     assert crashed.excess_bytes(2048, 0) == pytest.approx(120 * MIB, abs=5 * MIB)
     assert math.isfinite(MemoryCorrection(scale_bytes=1).excess_bytes(256, 3))
+
+
+def test_a_decode_rate_is_believed_by_its_own_noise():
+    """Turns of different length blur the turn time, not the rate."""
+    site = make_site()
+    truth, point = nominal(site), {**site.default_point(), "strategy": "offload", "prefill_chunk_tokens": 4096}
+    forecast = site.forecast(point)
+    seen = measured_at(site, truth, point, 1500, factor=1.25)
+    errors = []
+    for own in (None, 0.003):
+        model = nominal(site)
+        noisy = seen.model_copy(update={"noise_ratio": 0.3, "decode_noise_ratio": own})
+        model.fit([(point, forecast, 1500, noisy)])
+        (step_s,) = model.predict([(point, forecast, 1500)]).step_s
+        errors.append(abs(np.log(step_s * seen.decode_tps)))
+    assert errors[1] < 0.5 * errors[0]

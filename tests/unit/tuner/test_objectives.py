@@ -90,3 +90,14 @@ def test_the_front_leaves_out_what_is_better_by_noise_alone():
     objectives = pick_objectives(("turn_time", "decode_tps"))
     assert [one.number for one in pareto_front(seen, objectives)] == [2, 1, 0]
     assert [one.number for one in pareto_front(seen, objectives, noise=0.01)] == [2, 0]
+
+
+def test_each_rate_has_the_noise_of_its_own_figure():
+    found = make_measurement(noise_ratio=0.05, decode_noise_ratio=0.002, total_decode_tps=100.0, total_noise_ratio=0.1)
+    noises = {name: one.noise(found) for name, one in OBJECTIVES.items()}
+    assert noises == {"turn_time": 0.05, "ttft": 0.05, "efficiency": 0.05, "decode_tps": 0.002, "throughput": 0.1}
+    # Without a rate of all requests together the one of each stands for it; what nobody told is the turn's.
+    alone = found.model_copy(update={"total_decode_tps": None, "total_noise_ratio": None})
+    assert OBJECTIVES["throughput"].noise(alone) == 0.002
+    older = found.model_copy(update={"decode_noise_ratio": None, "total_noise_ratio": None})
+    assert (OBJECTIVES["decode_tps"].noise(older), OBJECTIVES["throughput"].noise(older)) == (0.05, 0.05)

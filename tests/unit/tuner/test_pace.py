@@ -75,3 +75,5 @@ def test_settings_that_share_a_start_are_confirmed_sooner_and_what_failed_says_n
     assert (pace.step_s(is_live=False), pace.step_s(is_live=True)) == (15.0, 6.0)
     assert pace.confirmation_s(shares_start=False) == 3 * 10 + 4 * 5
     assert pace.confirmation_s(shares_start=True) == 10 + 2 * 1 + 4 * 5
+    assert pace.confirmation_s(shares_start=False, settings=3) == 5 * 10 + 6 * 5
+    assert pace.confirmation_s(shares_start=True, settings=3) == 10 + 4 * 1 + 6 * 5

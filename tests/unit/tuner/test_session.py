@@ -381,9 +381,7 @@ def test_an_imported_setting_is_taken_where_the_winner_alone_misses_a_hard_limit
     result = tune(figures, seeds=IMPORTED, targets=GoodEnough(ttft_p95="2s"))
     assert (result.is_tuned, result.best[CHUNK]) == (True, 512)
     assert result.confirmation.gain == pytest.approx(10 / 8 - 1, rel=0.02)
-    assert result.warnings == (
-        "the imported setting stays where what the search found does not, and stands in its place",
-    )
+    assert any("is taken where what the search found is not" in one for one in result.warnings)
 
 
 def test_an_imported_setting_that_outdoes_the_winner_but_misses_a_limit_is_not_taken(tune):

@@ -245,6 +245,14 @@ def test_a_killed_process_leaves_a_running_trial_that_is_failed_and_tried_again(
     assert len(end.observations) == 3
 
 
+def test_what_is_shown_of_a_trial_leaves_out_what_does_nothing_in_it():
+    said = []
+    make_search(ScriptedLauncher(seed=2), budget=Budget(trials=6), say=said.append).run()
+    shown = {one.point["strategy"]: one.point for one in said if one.event in ("trial", "done")}
+    assert "cpu_threads" not in shown["offload"]
+    assert all("cpu_threads" in shown[name] for name in ("hybrid", "cpu") if name in shown)
+
+
 def test_a_search_without_one_start_that_works_ends():
     launcher = ScriptedLauncher(seed=2, fate=lambda number, point: Outcome(kind="crash", words="no such flag"))
     end = make_search(launcher, budget=Budget(starts=40, trials=80)).run()
