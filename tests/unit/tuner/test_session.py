@@ -409,11 +409,23 @@ def test_time_for_the_imported_setting_is_kept_only_where_the_search_can_spare_i
         assert any("the imported setting was not compared" in one for one in result.warnings)
 
 
-def test_with_time_enough_the_search_leaves_room_for_all_three(tune):
-    watch = Watch(start=60.0, measure=20.0)
-    result = tune(WithImported(8.0, 6.0, 8.0, 6.0), watch, seeds=IMPORTED, budget_s=1500.0, trials=None)
-    assert result.confirmation.imported.verdict == "gain"
-    assert result.duration_s <= 1500.0
+@pytest.mark.parametrize("has_seed", [True, False])
+def test_a_search_that_could_go_on_leaves_room_for_all_three(tune, has_seed):
+    """Each setting is better than the one before it, so that only the time ends the search."""
+    known = {}
+
+    def figures(point, is_unseen, count):
+        key = tuple(sorted(point.items()))
+        return known.setdefault(key, 10.0 * 0.93 ** len(known)), 1.0
+
+    watch = Watch(start=60.0, resize=60.0, measure=20.0)
+    seeds = IMPORTED if has_seed else None
+    result = tune(figures, watch, seeds=seeds, budget_s=1100.0, trials=None)
+    assert result.reason.startswith("the time is used up")
+    assert (result.confirmation.imported is not None) == has_seed
+    assert result.duration_s <= 1100.0
+    # Three need five starts and six measurements, two need three and four.
+    assert 1100.0 - result.duration_s < 250.0
 
 
 def test_a_setting_that_nobody_held_against_the_default_is_not_written(tune, tmp_path):
