@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from freetoken.errors import FtError
 from freetoken.tuner.confirm import Confirmation, confirm
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 SPARE = 1.15
 
 
+class Ending(NamedTuple):
+    """What is to be run, what is said at the head of its recipe, and whether that is written at all."""
+
+    winner: Point
+    lines: tuple[str, ...]
+    stability: str
+    is_written: bool
+    is_gain: bool = False
+
+
 @dataclass
 class Finishing:
     """Takes a search to its result. `warnings` is the session's own list."""
@@ -62,50 +72,26 @@ class Finishing:
         if end.best is None or end.best.measurement is None:
             crashes = [one.outcome.words for one in end.observations if one.outcome.words]
             raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
-        (baseline, words), space = choose_baseline(end.observations), self.site.space
-        search, choice = self.search, Choice(end.best.point)
-        if space.canonical(baseline) == space.canonical(choice.candidate):
-            settings = {str(space.canonical(one.point)) for one in end.observations if one.measurement is not None}
-            words += "; nothing was found that beats it" if len(settings) > 1 else "; nothing else was measured"
-        else:
-            choice = self._compare(end, baseline, choice.candidate)
-        # Where the default does not run, what was measured to run is the gain, the fastest unless it was outdone.
-        has_failed, proof = has_default_failed(end.observations), choice.confirmation
-        is_open = proof is not None and proof.verdict == "unfinished"
-        is_taken = choice.is_gain or (is_open and has_failed)
-        soaked = self._soak(choice.candidate if is_taken else baseline)
-        stability, is_dropped = soaked.words, is_taken and not soaked.is_sound
-        if is_dropped:
-            self._warn("it is not taken: it did not last through the soak")
-            is_taken, stability = False, f"what was found is {soaked.words}"
-        else:
-            self._warn(choice.warning)
-        winner, about = (
-            (choice.candidate, describe_proof(proof)) if is_taken and proof is not None else (baseline, words)
+        baseline, words = choose_baseline(end.observations)
+        choice = self._compare(end, baseline, end.best.point)
+        if choice.confirmation is None:
+            words += "; " + _describe_nothing_better(self.site, end)
+        ending = self._decide(end, choice, baseline, words)
+        verdict = Verdict(
+            end, self.site.space, self.search.objectives, self.search.limits, baseline, words, choice.confirmation
         )
-        verdict = Verdict(end, space, search.objectives, search.limits, baseline, words, proof)
         result = verdict.make_result(
-            winner, study=search.name, recipe=self.loaded.recipe.name, workload=self.loaded.recipe.workload.name,
-            duration_s=self.elapsed_s(), soak=stability,
+            ending.winner, study=self.search.name, recipe=self.loaded.recipe.name,
+            workload=self.loaded.recipe.workload.name, duration_s=self.elapsed_s(), soak=ending.stability,
         )  # fmt: skip
-        if is_taken or (has_failed and (soaked.is_sound or is_dropped)):
-            lines = [about, "" if is_dropped else stability]
-            written = write_tuned_recipe(self.loaded, self.site, winner, result, lines, self.warnings)
-            gain = proof if is_taken and choice.is_gain else None
-            self._warn(keep_winner(self.site, search.name, winner, verdict.blocks(winner), gain))
-            result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
-        elif has_failed:
-            self._warn("nothing is written: what ran did not last through the soak")
-        if proof is not None and winner is baseline:
-            result = result.model_copy(update={"candidate": space.relevant(choice.candidate)})
-            if proof.baseline_blocks and find_default(end.observations) is not None:
-                self._warn(keep_baseline(self.site, search.name, baseline, proof))
-        result = result.model_copy(update={"warnings": tuple(self.warnings)})
-        write_result(search.study, StudyResult.of(result))
+        result = self._keep(ending, verdict, result, choice)
+        write_result(self.search.study, StudyResult.of(result))
         return result
 
     def _compare(self, end: SearchEnd, baseline: Point, winner: Point) -> Choice:
         """The winner, and what was imported, against the baseline; and which of them is taken."""
+        if self.site.space.canonical(baseline) == self.site.space.canonical(winner):
+            return Choice(winner)
         found = find_imported(end.observations, self.search.objectives[0], self.search.limits)
         imported = found.point if found is not None else None
         confirmation = self._confirm(baseline, winner, imported)
@@ -113,6 +99,37 @@ class Finishing:
         if confirmation.imported is not None:
             self.say("confirm", f"against the imported setting: {confirmation.imported.describe_interval()}")
         return choose(winner, imported, confirmation, self.search.limits)
+
+    def _decide(self, end: SearchEnd, choice: Choice, baseline: Point, words: str) -> Ending:
+        """What is to be run, after it was soaked where that was asked for."""
+        # Where the default does not run, what was measured to run is the gain, the fastest unless it was outdone.
+        has_failed, proof = has_default_failed(end.observations), choice.confirmation
+        is_taken = choice.is_gain or (has_failed and proof is not None and proof.verdict == "unfinished")
+        soaked = self._soak(choice.candidate if is_taken else baseline)
+        if is_taken and not soaked.is_sound:
+            self._warn("it is not taken: it did not last through the soak")
+            return Ending(baseline, (words,), f"what was found is {soaked.words}", is_written=has_failed)
+        self._warn(choice.warning)
+        if is_taken and proof is not None:
+            lines = (describe_proof(proof), soaked.words)
+            return Ending(choice.candidate, lines, soaked.words, is_written=True, is_gain=choice.is_gain)
+        if has_failed and not soaked.is_sound:
+            self._warn("nothing is written: what ran did not last through the soak")
+        return Ending(baseline, (words, soaked.words), soaked.words, is_written=has_failed and soaked.is_sound)
+
+    def _keep(self, ending: Ending, verdict: Verdict, result: TuneResult, choice: Choice) -> TuneResult:
+        """`result` with what was written, and rows in the store."""
+        winner, proof = ending.winner, choice.confirmation
+        if ending.is_written:
+            written = write_tuned_recipe(self.loaded, self.site, winner, result, ending.lines, self.warnings)
+            gain = proof if ending.is_gain else None
+            self._warn(keep_winner(self.site, self.search.name, winner, verdict.blocks(winner), gain))
+            result = result.model_copy(update={"is_tuned": True, "tuned_recipe": written})
+        if proof is not None and winner is verdict.baseline:
+            result = result.model_copy(update={"candidate": self.site.space.relevant(choice.candidate)})
+            if proof.baseline_blocks and find_default(verdict.end.observations) is not None:
+                self._warn(keep_baseline(self.site, self.search.name, winner, proof))
+        return result.model_copy(update={"warnings": tuple(self.warnings)})
 
     def _confirm(self, baseline: Point, candidate: Point, imported: Point | None) -> Confirmation:
         """Both side by side, where the budget still holds that, and an imported setting that is neither of them."""
@@ -152,3 +169,8 @@ class Finishing:
     def _warn(self, warning: str | None) -> None:
         if warning is not None and warning not in self.warnings:
             self.warnings.append(warning)
+
+
+def _describe_nothing_better(site: PlannedSite, end: SearchEnd) -> str:
+    settings = {str(site.space.canonical(one.point)) for one in end.observations if one.measurement is not None}
+    return "nothing was found that beats it" if len(settings) > 1 else "nothing else was measured"
