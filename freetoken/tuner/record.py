@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pydantic import ValidationError
+
 from freetoken.supervisor.files import format_now
 from freetoken.supervisor.process import identify_self
 from freetoken.tuner import history
@@ -200,6 +202,14 @@ def write_facts(study: Study, facts: StudyFacts) -> None:
     known = study.user_attrs.get(FACTS)
     began_at = known.get("began_at", "") if isinstance(known, dict) else facts.began_at
     study.set_user_attr(FACTS, facts.model_copy(update={"began_at": began_at}).model_dump(mode="json"))
+
+
+def read_knobs(attributes: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The knobs of the study with these attributes; () where an older tool wrote none."""
+    try:
+        return StudyFacts.model_validate(attributes.get(FACTS)).knobs
+    except ValidationError:
+        return ()
 
 
 def write_result(study: Study, result: StudyResult) -> None:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from freetoken.recipe.workload import Workload
 from freetoken.tuner.history import read_trial
+from freetoken.tuner.record import read_knobs
 from freetoken.tuner.values import Point, TunerModel
 
 if TYPE_CHECKING:
@@ -126,13 +127,17 @@ def _is_about(about: About, recipe: Recipe) -> bool:
 
 
 def _tell(storage: BaseStorage, number: int, about: About) -> Iterator[ToldTrial]:
+    knobs = read_knobs(storage.get_study_user_attrs(number))
     for trial in storage.get_all_trials(number, deepcopy=False):
         one = read_trial(trial) if trial.state.is_finished() else None
         if one is None or one.outcome.kind not in _TELLING:
             continue
         missing = one.outcome.violation_bytes
+        strategy = one.point.get("strategy")
+        idle = {knob.name for knob in knobs if not knob.is_relevant(strategy)}
+        point = {name: value for name, value in one.point.items() if name not in idle}
         yield ToldTrial(
-            settings={**about.fixed, **one.point}, slot_bytes=about.slot_bytes, kind=one.outcome.kind,
+            settings={**about.fixed, **point}, slot_bytes=about.slot_bytes, kind=one.outcome.kind,
             figures=to_store_names(one.measurement.model_dump(exclude_none=True)) if one.measurement else {},
             # A byte is what a failure counts as that is not for want of memory.
             missing_bytes=missing if missing > 1 else 0,

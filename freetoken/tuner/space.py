@@ -122,7 +122,7 @@ class Space(TunerModel):
     def relevant(self, point: Point) -> Point:
         """`point` without the knobs that do nothing under its strategy: what is shown, written and kept of it."""
         strategy = point.get("strategy")
-        return {one.name: point[one.name] for one in self.parameters if one.is_relevant(strategy)}
+        return {one.name: point[one.name] for one in self.parameters if one.name in point and one.is_relevant(strategy)}
 
     @cached_property
     def _first_values(self) -> tuple[Scalar, ...]:

@@ -11,9 +11,11 @@ from freetoken.share.bundle import read_bundle
 from freetoken.share.evidence import summarise_figures
 from freetoken.share.seeds import find_seeds, make_seeds
 from freetoken.share.study import MAX_BROKEN, MAX_OK, make_point, pick_points
+from freetoken.tuner.facts import make_facts
 from freetoken.tuner.history import tell
 from freetoken.tuner.method import Method
 from freetoken.tuner.objectives import pick_objectives
+from freetoken.tuner.record import write_facts
 from freetoken.tuner.seeds import Seeds, describe_seeds, fit_seeds, mark_study
 from freetoken.tuner.site import PlannedSite
 from freetoken.tuner.space import make_space
@@ -45,7 +47,7 @@ def ok(decode_tps):
     return Outcome(kind="ok", measurement=Measurement(**figures), run_id="20310504-093000-125-3fa9c2")
 
 
-def study(machine, path, *trials, is_here=False):
+def study(machine, path, *trials, is_here=False, has_facts=False):
     """Keeps a study with `trials`: changes of the default point, and what came of each."""
     from optuna.storages import RDBStorage
 
@@ -60,6 +62,8 @@ def study(machine, path, *trials, is_here=False):
         "mine-1", RDBStorage(f"sqlite:///{paths.studies_path()}"), objectives, ModelSampler(Method(site, objectives))
     )
     mark_study(opened, site, loaded.recipe)
+    if has_facts:
+        write_facts(opened, make_facts(loaded, site, objectives, (), 60.0))
     for changes, outcome in trials:
         opened.enqueue_trial(site.space.clip({**site.default_point(), **changes}))
         trial = opened.ask(site.space.distributions())
@@ -98,6 +102,21 @@ def test_the_trials_travel_in_bytes_with_failures_and_without_whose_they_are(sha
     assert told[0].settings["expert_slots_bytes"] == 3000 * 1_781_760
     assert told[0].figures["decode_tps"] == 62.0  # two trials of the same settings are told once
     assert [word for word in ("beate", "laptop", "engine.log", "20310504-093000") if word.encode() in data] == []
+
+
+def test_settings_that_differ_in_what_does_nothing_are_told_once(big):
+    path = big.write(OPEN)
+    big.record(big.lock(path), 50.0)
+    offload = {"strategy": "offload", "prefill_chunk_tokens": 4096, "expert_slots": 3000}
+    hybrid = {**offload, "strategy": "hybrid", "cpu_threads": 3}
+    trials = [({**offload, "cpu_threads": 3}, ok(61.0)), ({**offload, "cpu_threads": 6}, ok(63.0)), (hybrid, ok(50.0))]
+    study(big, path, *trials, has_facts=True)
+    assert big.ft("export", str(path), "-o", "mine.ftbundle")[0] == 0
+    told = read_bundle((big.folder / "mine.ftbundle").read_bytes(), "x").evidence.study
+    assert [(one.settings["strategy"], one.settings.get("cpu_threads")) for one in told] == [
+        ("offload", None), ("hybrid", 3),
+    ]  # fmt: skip
+    assert told[0].figures["decode_tps"] == 62.0
 
 
 def test_the_same_study_gives_the_same_bytes(shared, big):
