@@ -126,7 +126,8 @@ def open_study(
     """The study `name`, made where it is new. Raises what Optuna raises where the storage cannot be used."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Its warnings speak of packages and internals that nobody who tunes has chosen.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna.create_study(
         study_name=name,
         storage=storage,
