@@ -245,6 +245,8 @@ class Printer:
 
 
 def _render(result: TuneResult, console: Console) -> None:
+    from freetoken.deploy.current import find_running
+
     counts = f"{_count(result.trials, 'trial')} in {_count(result.starts, 'start')}"
     click.echo(f"{result.recipe}: {counts}, {format_seconds(result.duration_s)}; {result.reason}")
     shown = result.candidate or result.best
@@ -270,9 +272,10 @@ def _render(result: TuneResult, console: Console) -> None:
     _render_front(result, console)
     if result.is_tuned:
         click.echo(f"  written    {result.tuned_recipe}")
-        click.echo(f"run it: `ft apply {result.tuned_recipe}`   see all: `ft report {result.study}`")
+        first = f"`ft stop {result.recipe}` and " if find_running(result.recipe, is_repairing=False) else ""
+        click.echo(f"run it: {first}`ft apply {result.tuned_recipe}`   see all: `ft report {result.study}`")
     else:
-        click.echo("  kept       the baseline: nothing was written, and `ft apply` runs what it ran before")
+        click.echo("  kept       nothing was written, and `ft apply` runs what it ran before")
         click.echo(f"see all: `ft report {result.study}`")
 
 

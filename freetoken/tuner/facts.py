@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ def make_facts(
         recipe=recipe.name, target=name_target(loaded), description=recipe.description, engine=recipe.engine.name,
         engine_version=request.engine_version, model=request.shape.name, workload=recipe.workload.name,
         workload_words=describe_workload(recipe.workload), is_named_workload=_has_name(recipe.workload),
+        workload_set=_write_workload(recipe.workload),
         sets=_list_sets(loaded, knobs),
         machine=describe_machine(request.hardware, attempt.budget.settings.gpu if attempt and is_on_gpu else None),
         ledger="vram" if is_on_gpu else "ram", objectives=tuple(one.name for one in objectives),
@@ -82,6 +84,13 @@ def describe_workload(workload: Workload) -> str:
         words.append(f"{workload.concurrency} at once")
     words.append(f"{workload.context_tokens:,} tokens of context")
     return ", ".join(words)
+
+
+def _write_workload(workload: Workload) -> str:
+    """The workload as a value of a command line."""
+    if workload.recording is not None:
+        return ""
+    return json.dumps(workload.model_dump(mode="json", exclude_defaults=True, exclude={"description"}))
 
 
 def _has_name(workload: Workload) -> bool:

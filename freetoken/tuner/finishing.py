@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from freetoken.deploy.launcher import uninterrupted
 from freetoken.errors import FtError
 from freetoken.tuner.confirm import Confirmation, confirm
 from freetoken.tuner.keeping import keep_baseline, keep_winner
@@ -61,7 +62,7 @@ class Finishing:
     warnings: list[str]
     say: Callable[[str, str], None]
     clock: Callable[[], float]
-    #: Seconds of the budget that are left, and seconds since the session began.
+    #: Seconds of the budget that are left, and seconds of work, those of earlier processes counted.
     left_s: Callable[[], float]
     elapsed_s: Callable[[], float]
     #: How long the soak took; 0 without one.
@@ -73,7 +74,9 @@ class Finishing:
             crashes = [one.outcome.words for one in end.observations if one.outcome.words]
             raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
         baseline, words = choose_baseline(end.observations)
-        choice = self._compare(end, baseline, end.best.point)
+        # Of two objectives the best in the first one may be so by noise alone: then the front has another.
+        best = end.front[0] if len(self.search.objectives) > 1 and end.front else end.best
+        choice = self._compare(end, baseline, best.point)
         if choice.confirmation is None:
             words += "; " + _describe_nothing_better(self.site, end)
         ending = self._decide(end, choice, baseline, words)
@@ -84,8 +87,9 @@ class Finishing:
             ending.winner, study=self.search.name, recipe=self.loaded.recipe.name,
             workload=self.loaded.recipe.workload.name, duration_s=self.elapsed_s(), soak=ending.stability,
         )  # fmt: skip
-        result = self._keep(ending, verdict, result, choice)
-        write_result(self.search.study, StudyResult.of(result))
+        with uninterrupted():  # a recipe with its lock and its rows, or none of them
+            result = self._keep(ending, verdict, result, choice)
+            write_result(self.search.study, StudyResult.of(result))
         return result
 
     def _compare(self, end: SearchEnd, baseline: Point, winner: Point) -> Choice:

@@ -15,7 +15,7 @@ from freetoken.tuner import status
 from freetoken.tuner.headline import make_headline
 from freetoken.tuner.history import average
 from freetoken.tuner.objectives import OBJECTIVES
-from freetoken.tuner.seeds import to_store_names
+from freetoken.tuner.seeds import list_fixed, to_store_names
 
 if TYPE_CHECKING:
     from freetoken.tuner.confirm import Confirmation
@@ -75,6 +75,7 @@ def _keep(
 
     request, warning = site.request, None
     fingerprint = compute_fingerprint(request.hardware, request.recipe.engine.name, request.engine_version)
+    settings = {**list_fixed(request.recipe), **settings}
     row = ResultRow(
         run_id=run_id, recipe_name=request.recipe.name, workload=request.recipe.workload.name,
         engine=request.recipe.engine.name, engine_version=request.engine_version, model_name=request.shape.name,

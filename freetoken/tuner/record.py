@@ -57,6 +57,8 @@ class StudyFacts(TunerModel):
     workload_words: str = ""
     #: Whether `--workload NAME` leads to it.
     is_named_workload: bool = False
+    #: Else what `--set workload=` takes to mean it; "" where it is a recording, which is a file of its own.
+    workload_set: str = ""
     #: Other values that the command line gave, as `--set` takes them.
     sets: tuple[str, ...] = ()
     machine: str = ""

@@ -73,15 +73,24 @@ def mark_study(study: Study, site: PlannedSite, recipe: Recipe) -> None:
     request = site.request
     forecast = site.forecast(site.planned_point())
     about = About(
-        recipe=recipe.name, engine=recipe.engine.name, model=name_model(recipe), workload=recipe.workload,
+        recipe=recipe.name,
+        engine=recipe.engine.name,
+        model=name_model(recipe),
+        workload=recipe.workload,
         fingerprint=compute_fingerprint(request.hardware, recipe.engine.name, request.engine_version),
         slot_bytes=forecast.slot_bytes if forecast is not None else 0,
-        fixed={
-            name: value for name, value in recipe.settings.model_dump(mode="json").items()
-            if value not in ("auto", "model") and name not in ("gpu", "expert_slots")
-        },
-    )  # fmt: skip
+        fixed=list_fixed(recipe),
+    )
     study.set_user_attr(ABOUT, about.model_dump_json())
+
+
+def list_fixed(recipe: Recipe) -> dict[str, Any]:
+    """Settings that the recipe fixes, as every trial has them; slots, which are counted there, and the GPU aside."""
+    return {
+        name: value
+        for name, value in recipe.settings.model_dump(mode="json").items()
+        if value not in ("auto", "model") and name not in ("gpu", "expert_slots")
+    }
 
 
 def name_model(recipe: Recipe) -> str:

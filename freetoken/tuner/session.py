@@ -19,6 +19,7 @@ from freetoken.deploy import ending
 from freetoken.deploy.apply import RefusedError, apply_recipe
 from freetoken.deploy.current import find_running
 from freetoken.deploy.engines import list_lacking
+from freetoken.deploy.launcher import uninterrupted
 from freetoken.deploy.prepare import prepare_request
 from freetoken.deploy.tools import DEFAULT_TOOLS
 from freetoken.errors import FtError, UsageError
@@ -98,10 +99,15 @@ class Session:
                 hint="`--free` tunes all that the recipe fixes; or set what may be tuned to `auto`",
             )
         site = PlannedSite(request, adapter, space)
-        if site.plan_attempt is None or not site.plan_attempt.budget.is_feasible:
-            answer = DEFAULT_TOOLS.make_plan(request, adapter, False)
-            if answer.kind == "refusal":
-                raise RefusedError(answer)
+        # Trials have a port of their own.
+        answer = DEFAULT_TOOLS.make_plan(request.model_copy(update={"taken_ports": ()}), adapter, False)
+        if answer.kind == "refusal":
+            raise RefusedError(answer)
+        if site.device == "cpu" and any(one.name == "efficiency" for one in self.objectives):
+            raise UsageError(
+                "nothing on this device measures energy, so `efficiency` has no figure",
+                hint="a GPU whose driver tells its power does; `--objective turn_time` needs none",
+            )
         return site
 
     def preview(self) -> TunePreview:
@@ -181,18 +187,19 @@ class Session:
             end = search.run()
             finishing = Finishing(
                 self.loaded, site, search, launcher, self.pace, self.budget_s, self.options.soak_s, self.warnings,
-                self.say, self.clock, self._left_s, self._elapsed_s,
+                self.say, self.clock, self._left_s, self._worked_s,
             )  # fmt: skip
             result = finishing.finish(end)
             self._soaked_s = finishing.soaked_s
         # What ran before may have failed to start again, and starting it took its time.
         result = result.model_copy(
-            update={"duration_s": self._elapsed_s(), "warnings": (*self.warnings, *self._describe_overrun())}
+            update={"duration_s": self._worked_s(), "warnings": (*self.warnings, *self._describe_overrun())}
         )
         write_result(search.study, StudyResult.of(result))
         head = result.best_headline
         self._keep_status(
-            state="done", message=end.reason, left_s=None, best_point=result.best,
+            state="done", message=end.reason, left_s=None, best_point=result.best, trials=result.trials,
+            starts=result.starts,
             best_figure=head.figure if head is not None else None,
         )  # fmt: skip
         return result
@@ -201,6 +208,10 @@ class Session:
 
     def _elapsed_s(self) -> float:
         return self.clock() - self.began_s
+
+    def _worked_s(self) -> float:
+        """Seconds that all processes of the study have worked on it."""
+        return self.status.used_s + self._elapsed_s()
 
     def _left_s(self) -> float:
         """Seconds of the budget that are left, those counted that earlier processes of the study used up."""
@@ -299,8 +310,13 @@ class Session:
             self._keep_status(state=state, message=str(error))
             raise
         finally:
-            launcher.stop()
-            self._restore()
+            with uninterrupted():
+                launcher.stop()
+            try:
+                self._restore()
+            except KeyboardInterrupt:
+                self.say("restore", f"interrupted: `{recipe.name}` was not started again; `ft apply` does that")
+                self.warnings.append(f"`{recipe.name}`, which ran before, was not started again: interrupted")
 
     def _restore(self) -> None:
         if self.status.previous_run is None:

@@ -38,6 +38,7 @@ def soak(
     began_s, disturbed, is_cut, outcome = clock(), 0, False, Outcome(kind="ok")
     try:
         outcome = launcher.start(point)
+        began_s = clock()
         if outcome.kind in ("invalid", "refused"):  # it says nothing of the engine, which did not even start
             return Soak(words=f"it could not begin: {outcome.words}")
         while outcome.kind in ("ok", "invalid") and disturbed < MOST_DISTURBED:

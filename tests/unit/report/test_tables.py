@@ -1,5 +1,7 @@
+import json
 import shlex
 
+from freetoken.recipe.load import load_recipe
 from freetoken.report import tables
 from freetoken.tuner.confirm import Confirmation
 from freetoken.tuner.history import average
@@ -62,6 +64,15 @@ def test_the_commands_name_every_knob_that_counts_and_survive_a_shell(study):
     assert f"settings.prefill_chunk_tokens={best.point['prefill_chunk_tokens']}" in sets
     assert f"settings.embed_on_host={str(best.point['embed_on_host']).lower()}" in sets
     assert search == "ft tune recipes/demo.yaml --workload code-4k --objective turn_time"
+
+
+def test_a_workload_without_a_name_stands_in_the_commands_as_a_value(study):
+    value = json.dumps({"name": "tiny", "prompt_tokens": 300, "output_tokens": 48, "context_tokens": 1024})
+    facts = study.facts.model_copy(update={"is_named_workload": False, "workload": "tiny", "workload_set": value})
+    (_, run), (_, search) = tables.make_commands(study.model_copy(update={"facts": facts}))
+    assert shlex.split(run)[3:5] == shlex.split(search)[3:5] == ["--set", f"workload={value}"]
+    workload = load_recipe("demo", sets=(f"workload={value}",)).recipe.workload
+    assert (workload.name, workload.prompt_tokens, workload.kv_tokens) == ("tiny", 300, 1024)
 
 
 def test_the_table_has_every_trial_with_its_reason_and_only_what_differs(study):

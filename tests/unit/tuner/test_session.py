@@ -1,10 +1,14 @@
 import math
+import os
+import signal
+import time
 from collections import Counter
 
 import optuna
 import pytest
 
 from freetoken import paths
+from freetoken.deploy.apply import RefusedError
 from freetoken.errors import FtError, UsageError
 from freetoken.recipe.load import load_recipe
 from freetoken.recipe.model import GoodEnough
@@ -85,6 +89,7 @@ def test_a_confirmed_gain_is_written_kept_and_told_with_the_same_figures_everywh
     assert row.metrics["ttft_ms_low"] < row.metrics["ttft_ms"] == pytest.approx(1000.0)
     assert row.metrics["gain_ratio"] == result.confirmation.gain
     assert row.settings[CHUNK] == result.best[CHUNK]
+    assert row.settings["strategy"] == "offload"  # which the recipe fixes: whoever imports the row must know
     record = read_record(tmp_path, result.study)
     assert (record.best_figures, record.baseline_figures) == (head, result.baseline_headline)
     assert read_status(result.study).best_figure == head.figure
@@ -433,3 +438,55 @@ def test_a_setting_that_nobody_held_against_the_default_is_not_written(tune, tmp
     result = tune(WithImported(8.0, 6.0, 8.0, 6.0), seeds=IMPORTED, trials=1)
     assert (result.is_tuned, (tmp_path / "demo.tuned.yaml").exists()) == (False, False)
     assert result.baseline_words.startswith("no default; the first setting that worked stands for it")
+
+
+def test_what_the_planner_refuses_is_no_study(monkeypatch, tmp_path):
+    launcher = RiggedLauncher(Rigged())
+    session = make_session(monkeypatch, tmp_path, launcher)
+    session.loaded = load_recipe(str(tmp_path / "demo.yaml"), sets=("settings.kv_tokens=1024",))
+    for act in (session.preview, session.run):
+        with pytest.raises(RefusedError, match=r"`settings\.kv_tokens` is 1,024, workload `code-4k` needs 4,096"):
+            act()
+    assert launcher.log == []
+
+
+def test_energy_is_no_objective_where_nothing_measures_it(monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match="nothing on this device measures energy"):
+        make_session(monkeypatch, tmp_path, RiggedLauncher(Rigged()), objectives=("efficiency",)).run()
+
+
+def test_ctrl_c_while_the_last_engine_is_ended_loses_nothing(monkeypatch, tmp_path):
+    launcher = RiggedLauncher(Rigged(unseen=(7.0, 1.0)))
+    session = make_session(monkeypatch, tmp_path, launcher)
+
+    def interrupt(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+    def stop():
+        if launcher.log.count("unseen") == 4:
+            interrupt()
+
+    monkeypatch.setattr(launcher, "stop", stop)
+    monkeypatch.setattr(session, "_restore", interrupt)
+    result = session.run()
+    assert result.is_tuned
+    assert result.warnings == ("`demo`, which ran before, was not started again: interrupted",)
+    assert read_status(result.study).state == "done"
+
+
+def test_a_resumed_study_tells_the_time_and_the_trials_of_all_its_processes(tune):
+    watch = Watch(start=60.0, measure=20.0)
+    first = tune(Rigged(), watch, trials=2)
+    second = tune(Rigged(), watch, trials=2, is_resuming=True)
+    assert second.duration_s > first.duration_s + 100.0
+    found = read_status(second.study)
+    assert (found.trials, found.starts) == (second.trials, second.starts) != (0, 0)
+
+
+def test_of_two_objectives_a_setting_that_the_front_leaves_out_is_not_confirmed(tune):
+    """A hair better in the first by noise alone, and clearly worse in the second."""
+    figures = Rigged(default=(2.0, 0.2835), others=(2.15, 0.2829), unseen=(2.15, 0.2829))
+    result = tune(figures, objectives=("ttft", "decode_tps"))
+    assert [one["point"] for one in result.front] == [result.baseline]
+    assert result.confirmation is None
