@@ -4,12 +4,12 @@
 set -uo pipefail
 out=$1 began=$(date +%s)
 mkdir -p "$out"
-(OMP_NUM_THREADS=1 python3 "${MAKER:-.gpu/make_checkpoint.py}" --preset qwen3.6-35b-a3b --quant nvfp4 --router-skew 1.0 \
+[ -d /tmp/deep ] || (OMP_NUM_THREADS=1 python3 "${MAKER:-.gpu/make_checkpoint.py}" --preset qwen3.6-35b-a3b --quant nvfp4 --router-skew 1.0 \
   --workers "$(nproc)" --out /tmp/deep > "$out/make.log" 2>&1) &
-maker=$!
+maker=${!:-}
 [ -d /tmp/ours ] || python3 -m pip install -q --no-deps --no-index --no-compile --target /tmp/ours "${WHEELS:-.whl}"/*.whl
 export PYTHONPATH=/tmp/ours:$PWD PYTHONUNBUFFERED=1 FT_STATE=/tmp/ft-native-tune/state FT_RUNTIME_DIR=/tmp/ft-native-tune/run
-wait $maker
+wait ${maker:-}
 echo "== $(($(date +%s) - began)) s: checkpoint made"
 python3 benchmarks/gpu/hold.py --free-gib "${FREE_GIB:-8}" > "$out/hold.log" &
 holder=$!

@@ -235,6 +235,10 @@ class Settings(RecipeModel):
     kv_dtype: Literal["model", "bf16", "fp8"] = "model"
     state_dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
 
+    def list_fixed(self) -> dict[str, Any]:
+        """What is left neither to the planner nor to the model, by name, as JSON has it."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if value not in ("auto", "model")}
+
 
 class GoodEnough(RecipeModel):
     """Targets: durations are upper limits, rates are lower ones."""

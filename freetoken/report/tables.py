@@ -194,17 +194,14 @@ def make_commands(study: StudyRecord) -> list[tuple[str, str]]:
     """What can be typed: the best setting again, and the search again."""
     facts, best = study.facts, study.trial(study.best)
     given = [f"--set {shlex.quote(one)}" for one in facts.sets]
-    workload = [f"--workload {shlex.quote(facts.workload)}"] if facts.is_named_workload else []
-    if not workload and facts.workload_set:
-        workload = [f"--set {shlex.quote(f'workload={facts.workload_set}')}"]
+    at = [f"workload={value}"] if (value := facts.workload if facts.is_named_workload else facts.workload_set) else []
+    is_named = facts.is_named_workload
+    workload = [f"--workload {shlex.quote(value)}"] if is_named else [f"--set {shlex.quote(one)}" for one in at]
     objectives = [f"--objective {name}" for name in facts.objectives]
     target = shlex.quote(facts.target)
     search = " ".join(["ft tune", target, *given, *workload, *objectives])
     if best is None:
         return [("search again", search)]
-    at = [f"workload={facts.workload}"] if facts.is_named_workload else []
-    if not at and facts.workload_set:
-        at = [f"workload={facts.workload_set}"]
     at += [
         f"settings.{knob.name}={_value(best.point[knob.name])}"
         for knob in _knobs(study, best)

@@ -64,11 +64,7 @@ def receive_bytes(
 
         hardware = load_profile(profile)
     recipe = bundle.recipe if name is None else bundle.recipe.model_copy(update={"name": name})
-    origins = {
-        f"settings.{key}": "bundle"
-        for key, value in recipe.settings.model_dump().items()
-        if value not in ("auto", "model")
-    }
+    origins = {f"settings.{key}": "bundle" for key in recipe.settings.list_fixed()}
     loaded = LoadedRecipe(recipe, origins, None, imports_dir().absolute())
     comparison, fitted, answer = compare(bundle, loaded, hardware=hardware)
     path = keep(bundle, fitted.recipe, is_replacing=is_replacing) if is_kept else None

@@ -30,8 +30,7 @@ def make_facts(
     is_on_gpu = attempt is not None and attempt.budget.vram is not None
     knobs = {one.name for one in site.space}
     fixed = {
-        name: value for name, value in recipe.settings.model_dump(mode="json").items()
-        if name not in knobs and value not in ("auto", "model") and name != "gpu"
+        name: value for name, value in recipe.settings.list_fixed().items() if name not in knobs and name != "gpu"
     }  # fmt: skip
     return StudyFacts(
         recipe=recipe.name, target=name_target(loaded), description=recipe.description, engine=recipe.engine.name,

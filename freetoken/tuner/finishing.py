@@ -64,13 +64,18 @@ class Finishing:
     clock: Callable[[], float]
     #: Seconds of the budget that are left, and seconds of work, those of earlier processes counted.
     left_s: Callable[[], float]
-    elapsed_s: Callable[[], float]
+    worked_s: Callable[[], float]
     #: How long the soak took; 0 without one.
     soaked_s: float = 0.0
 
     def finish(self, end: SearchEnd) -> TuneResult:
         """The result, written and kept. Raises FtError where nothing could be measured."""
         if end.best is None or end.best.measurement is None:
+            if any(one.measurement is not None for one in end.observations):
+                raise FtError(
+                    f"nothing here measures `{self.search.objectives[0].name}`",
+                    hint="`--objective turn_time` needs no more than the answers",
+                )
             crashes = [one.outcome.words for one in end.observations if one.outcome.words]
             raise FtError("no setting that was tried could be measured", details=tuple(crashes[-5:]))
         baseline, words = choose_baseline(end.observations)
@@ -85,7 +90,7 @@ class Finishing:
         )
         result = verdict.make_result(
             ending.winner, study=self.search.name, recipe=self.loaded.recipe.name,
-            workload=self.loaded.recipe.workload.name, duration_s=self.elapsed_s(), soak=ending.stability,
+            workload=self.loaded.recipe.workload.name, duration_s=self.worked_s(), soak=ending.stability,
         )  # fmt: skip
         with uninterrupted():  # a recipe with its lock and its rows, or none of them
             result = self._keep(ending, verdict, result, choice)

@@ -86,11 +86,7 @@ def mark_study(study: Study, site: PlannedSite, recipe: Recipe) -> None:
 
 def list_fixed(recipe: Recipe) -> dict[str, Any]:
     """Settings that the recipe fixes, as every trial has them; slots, which are counted there, and the GPU aside."""
-    return {
-        name: value
-        for name, value in recipe.settings.model_dump(mode="json").items()
-        if value not in ("auto", "model") and name not in ("gpu", "expert_slots")
-    }
+    return {k: value for k, value in recipe.settings.list_fixed().items() if k not in ("gpu", "expert_slots")}
 
 
 def name_model(recipe: Recipe) -> str:

@@ -79,8 +79,6 @@ class Session:
             raise UsageError(f"a budget of {self.budget_s:g} s holds no trial", hint="`ft tune RECIPE --budget 45m`")
         self.warnings: list[str] = []
         self._starts: set[int] = set()
-        self._search: Search | None = None
-        self._soaked_s = 0.0
         #: The study's name in its storage, with the number of a repeated one.
         self.kept_as = ""
         self.began_s = self.clock()
@@ -181,19 +179,21 @@ class Session:
         )  # fmt: skip
         self._keep_status(phase="begin")
         self.pace = Pace(launcher, self.clock)
-        self.pace.keep_back = lambda: self._reserve_s(site)
         search = self._make_search(site, launcher, used_s)
+        self.pace.keep_back = lambda: self._reserve_s(site, search)
+        finishing = Finishing(
+            self.loaded, site, search, launcher, self.pace, self.budget_s, self.options.soak_s, self.warnings,
+            self.say, self.clock, self._left_s, self._worked_s,
+        )  # fmt: skip
         with self._giving_back(launcher):
             end = search.run()
-            finishing = Finishing(
-                self.loaded, site, search, launcher, self.pace, self.budget_s, self.options.soak_s, self.warnings,
-                self.say, self.clock, self._left_s, self._worked_s,
-            )  # fmt: skip
             result = finishing.finish(end)
-            self._soaked_s = finishing.soaked_s
         # What ran before may have failed to start again, and starting it took its time.
         result = result.model_copy(
-            update={"duration_s": self._worked_s(), "warnings": (*self.warnings, *self._describe_overrun())}
+            update={
+                "duration_s": self._worked_s(),
+                "warnings": (*self.warnings, *self._describe_overrun(finishing.soaked_s)),
+            }
         )
         write_result(search.study, StudyResult.of(result))
         head = result.best_headline
@@ -221,27 +221,25 @@ class Session:
         """Seconds that starting again what ran before takes; 0 where nothing ran."""
         return self.pace.start_s() if self.status.previous_run is not None else 0.0
 
-    def _reserve_s(self, site: PlannedSite) -> float:
+    def _reserve_s(self, site: PlannedSite, search: Search) -> float:
         """Seconds of the budget that the search leaves: to confirm, and to start again what ran before."""
         is_all_live = self.pace.can_resize and all(one.cost == "live" for one in site.space)
         three_s = SPARE * self.pace.confirmation_s(shares_start=is_all_live, settings=3)
-        if three_s <= self.budget_s / 2 and self._has_rival(site):
+        if three_s <= self.budget_s / 2 and self._has_rival(search):
             return three_s + self._restore_s()
         return SPARE * self.pace.confirmation_s(shares_start=is_all_live) + self._restore_s()
 
-    def _has_rival(self, site: PlannedSite) -> bool:
+    def _has_rival(self, search: Search) -> bool:
         """Whether an imported setting was measured that is neither the best nor the baseline."""
-        search, canonical = self._search, site.space.canonical
-        history = search.history() if search is not None else []
-        imported = find_imported(history, self.objectives[0], self.limits)
-        best = search.method.best(history) if search is not None else None
+        history, canonical = search.history(), search.site.space.canonical
+        imported, best = find_imported(history, self.objectives[0], self.limits), search.method.best(history)
         if imported is None or best is None:
             return False
         others = (best.point, choose_baseline(history)[0])
         return canonical(imported.point) not in [canonical(one) for one in others]
 
-    def _describe_overrun(self) -> tuple[str, ...]:
-        over_s = -self._left_s() - self._soaked_s
+    def _describe_overrun(self, soaked_s: float) -> tuple[str, ...]:
+        over_s = -self._left_s() - soaked_s
         if over_s < max(1.0, 0.01 * self.budget_s):
             return ()
         return (
@@ -272,7 +270,6 @@ class Session:
         self.kept_as = search.name
         mark_study(search.study, site, recipe)
         write_facts(search.study, make_facts(self.loaded, site, self.objectives, self.limits, self.budget_s))
-        self._search = search
         if doubt := site.describe_doubt():
             self.say("rates", doubt)
         if search.seeded is not None:

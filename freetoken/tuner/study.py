@@ -322,6 +322,9 @@ class Search:
             return f"none of {distinct_starts(history)} starts worked"
         if self._refusals >= HOPELESS_REFUSALS:
             return self._describe_refusals(history)
+        measured = [one.measurement for one in history if one.measurement is not None]
+        if measured and all(self.objectives[0].read(one) is None for one in measured):
+            return f"nothing here measures `{self.objectives[0].name}`"
         if any(one.state.name == "WAITING" for one in self.study.get_trials(deepcopy=False)):
             return self._why_late(is_live=False)
         self.sampler.running_start = self._running_start
@@ -362,4 +365,5 @@ def _describe(outcome: Outcome, objectives: Sequence[Objective]) -> str:
     if outcome.measurement is None:
         return f"{outcome.kind}: {outcome.words}" if outcome.words else outcome.kind
     figures = [(one, one.read(outcome.measurement)) for one in objectives]
-    return ", ".join(f"{one.name} {figure:.4g} {one.unit}" for one, figure in figures if figure is not None)
+    told = [f"{one.name} {figure:.4g} {one.unit}" for one, figure in figures if figure is not None]
+    return ", ".join(told) or f"measured, but nothing tells `{objectives[0].name}`"

@@ -1,6 +1,6 @@
 """What a finished search and its confirmation come to: the baseline, whether there is a gain, the figures of both.
 
-Nothing is measured, kept or written here: a session does that with what this says.
+Nothing is measured, kept or written here: `finishing.py` does that with what this says.
 """
 
 from __future__ import annotations

@@ -245,6 +245,18 @@ def test_a_killed_process_leaves_a_running_trial_that_is_failed_and_tried_again(
     assert len(end.observations) == 3
 
 
+def test_a_search_for_a_figure_that_nothing_measures_ends_with_its_first_measurement():
+    said = []
+    launcher = ScriptedLauncher(seed=2)
+    search = Search(
+        make_site(2), launcher, pick_objectives(("efficiency",)), (), Budget(starts=9), None, "e", say=said.append
+    )
+    end = search.run()
+    assert (end.best, end.reason) == (None, "nothing here measures `efficiency`")
+    assert [one.measurement is not None for one in end.observations].count(True) == 1
+    assert [one.message for one in said if one.event == "done"][-1] == "measured, but nothing tells `efficiency`"
+
+
 def test_what_is_shown_of_a_trial_leaves_out_what_does_nothing_in_it():
     said = []
     make_search(ScriptedLauncher(seed=2), budget=Budget(trials=6), say=said.append).run()
