@@ -29,8 +29,9 @@ from freetoken.engine.experts import ExpertRuntime
 from freetoken.engine.files import CheckpointFiles
 from freetoken.engine.kernels import packed
 from freetoken.engine.linears import HostEmbedding, PackedLinear
+from freetoken.engine.offload import OffloadExperts
 from freetoken.engine.quicken import quicken
-from freetoken.engine.strategies import CpuExperts, FusedExperts, OffloadExperts
+from freetoken.engine.strategies import CpuExperts, FusedExperts
 from freetoken.errors import BadFileError, DoesNotFitError, UsageError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from freetoken.engine import compute
 from freetoken.engine.compute import Routing, run_group, run_pairs
 from freetoken.engine.config import EngineConfig
 from freetoken.engine.loader import LoadedModel, load_model
+from freetoken.engine.offload import OffloadExperts
 from freetoken.engine.slots import Fetcher, runs
 from freetoken.engine.staging import Staging, group_size
-from freetoken.engine.strategies import OffloadExperts
 from freetoken.errors import BadFileError
 from freetoken.residency import HitCounters, read_trace, replay
 from tests.fakes.tiny_models import FAMILIES, make_tiny_checkpoint
